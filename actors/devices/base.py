@@ -1,0 +1,100 @@
+"""The interface every device backend implements, and the contract its implementations share.
+
+Thread safety: a backend is owned by one thread (the host agent's device loop). It must never block longer than a
+few milliseconds; a device that does not answer gives missing readings (None), never zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cotenant.forecasting.types import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInfo:
+    """A GPU of this host.
+
+    Attributes:
+        gpu_id: Stable, unique in the cluster (for NVIDIA the UUID).
+        gpu_type: Model name, the key of everything learnt per type.
+        index: Position on this host.
+        memory_bytes: Memory jobs may use.
+        visible_env: Environment variables that make a process see just this GPU.
+        cores: CPU cores the device consists of (``cpu`` backend), else empty.
+    """
+
+    gpu_id: str
+    gpu_type: str
+    index: int
+    memory_bytes: int
+    visible_env: Mapping[str, str]
+    cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobSample:
+    """One reading of one job on one GPU.
+
+    ``busy_s`` is a counter: seconds of device time the job has used since it was first seen (monotonic), from which
+    utilisation over any interval follows. ``util`` is used instead by devices that only report a ratio.
+    """
+
+    job_id: str
+    gpu_id: str
+    busy_s: Reading
+    util: Reading
+    memory_bytes: Reading
+    host_busy_s: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """One reading of one GPU as a whole. ``lost`` = the device is gone and must be drained."""
+
+    gpu_id: str
+    util: Reading
+    memory_bytes: Reading
+    lost: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Everything read in one pass of the device loop. ``monotonic_s`` is ``time.monotonic()`` at the reading."""
+
+    monotonic_s: float
+    devices: tuple[DeviceSample, ...]
+    jobs: tuple[JobSample, ...]
+
+
+class DeviceBackend(Protocol):
+    """What the host agent needs of a device."""
+
+    name: str
+
+    def discover(self) -> Sequence[GpuInfo]:
+        """Return this host's GPUs, in index order. Called once, before anything else."""
+        ...
+
+    def watch(self, job_id: str, gpu_ids: Sequence[str], root_pid: int) -> None:
+        """Attribute ``root_pid`` and all its descendants to the job from now on.
+
+        Raises:
+            KeyError: A GPU id that ``discover`` did not return.
+        """
+        ...
+
+    def unwatch(self, job_id: str) -> None:
+        """Forget the job. Unknown ids are ignored."""
+        ...
+
+    def sample(self) -> Sample:
+        """Read all devices and watched jobs once. Never raises for a missing process or a lost device."""
+        ...
+
+    def close(self) -> None:
+        """Release what ``discover`` opened. Idempotent."""
+        ...

@@ -1,0 +1,1 @@
+"""Enforcement backends: how a share is held on a running job."""

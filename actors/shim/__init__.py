@@ -1,0 +1,1 @@
+"""The in-job shim: standard library only, injected into unmodified jobs."""

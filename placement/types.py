@@ -1,0 +1,127 @@
+"""The words of placement: shares, what a GPU already carries, what is asked, and why something does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from cotenant.forecasting.types import DemandProfile, ThroughputPrediction
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A grant on one GPU: ``memory_bytes`` and ``compute``, a fraction in (0, 1] of the GPU's compute time."""
+
+    gpu_id: str
+    memory_bytes: int
+    compute: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A job that already holds a share of a GPU, as placement sees it."""
+
+    job_id: str
+    share: Share
+    profile: DemandProfile
+    max_slowdown: float
+    exclusive: bool = False
+    min_compute: float = 0.0
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """One GPU with its residents.
+
+    ``memory_bytes`` is the usable memory; a GPU with ``schedulable=False`` gets nothing new, ``note`` says why.
+    """
+
+    gpu_id: str
+    host_id: str
+    gpu_type: str
+    memory_bytes: int
+    residents: tuple[Resident, ...] = ()
+    schedulable: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a job asks of placement.
+
+    Attributes:
+        job_id: The job.
+        gpus: Number of GPUs, all or nothing.
+        memory_bytes: Memory to reserve per GPU; None = forecast or, when nothing is known, the whole GPU.
+        compute: Compute to guarantee per GPU in (0, 1]; None = forecast.
+        profile: The demand profile (``source`` "unknown" when nothing is known: such a job is placed alone).
+        max_slowdown: Hard limit on the job's own predicted slowdown (>= 1).
+        exclusive: Never share.
+        one_host: All GPUs on one host.
+        weight: Priority weight (> 0).
+    """
+
+    job_id: str
+    gpus: int
+    memory_bytes: int | None
+    compute: float | None
+    profile: DemandProfile
+    max_slowdown: float
+    exclusive: bool = False
+    one_host: bool = True
+    weight: float = 1.0
+
+
+FitErrorKind = Literal[
+    "memory_short",
+    "memory_never",
+    "compute_short",
+    "slowdown_self",
+    "slowdown_neighbour",
+    "exclusive_resident",
+    "exclusive_wanted",
+    "unprofiled_resident",
+    "unprofiled_self",
+    "share_limit",
+    "not_schedulable",
+    "too_few_gpus",
+    "gpus_never",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """Why one GPU (or, with ``gpu_id`` None, the cluster) cannot take a job. ``never`` = waiting will not help."""
+
+    kind: FitErrorKind
+    gpu_id: str | None
+    needed: float | None = None
+    available: float | None = None
+    never: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A job's shares with the prediction they rest on.
+
+    ``predicted`` maps every affected job (the new one and its neighbours) to its normalised throughput after the
+    placement; ``saving`` is the predicted packing saving 1 - 1/sum(n) of the worst shared GPU (0 when alone).
+    """
+
+    job_id: str
+    shares: tuple[Share, ...]
+    predicted: Mapping[str, ThroughputPrediction]
+    saving: float
+    score: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoFit:
+    """Nothing fits now; ``never`` is True when it would not fit an empty cluster of these hosts either."""
+
+    job_id: str
+    errors: tuple[FitError, ...]
+    never: bool

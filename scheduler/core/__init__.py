@@ -1,0 +1,1 @@
+"""The pure scheduling core: events in, commands out, no I/O, no clock."""

@@ -1,0 +1,58 @@
+"""Everything the core can ask of a host agent.
+
+A plan is a tuple of these; each carries its reason and its fencing token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cotenant.placement.types import Share
+from cotenant.scheduler.core.model import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    """Start the job's part on this host with these shares (a lease job: prepare the shares)."""
+
+    host_id: str
+    spec: JobSpec
+    epoch: int
+    revision: int
+    shares: tuple[Share, ...]
+    reason: str
+    kind: Literal["start"] = "start"
+
+    @property
+    def job_id(self) -> str:
+        """The job."""
+        return self.spec.job_id
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeShares:
+    """Hold the job to these shares from now on. Refused by the agent when (epoch, revision) is not newer."""
+
+    host_id: str
+    job_id: str
+    epoch: int
+    revision: int
+    shares: tuple[Share, ...]
+    reason: str
+    kind: Literal["resize"] = "resize"
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """End the job: SIGTERM to its process group, SIGKILL to all that is left after ``grace_s``."""
+
+    host_id: str
+    job_id: str
+    epoch: int
+    grace_s: float
+    reason: str
+    kind: Literal["stop"] = "stop"
+
+
+Command = StartJob | ResizeShares | StopJob

@@ -1,0 +1,167 @@
+"""Everything that can happen to the core.
+
+Each event is its own small record; the union ``Event`` is what is journaled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cotenant.configs.settings import PlacementSettings, ResizeSettings
+from cotenant.forecasting.types import JobMeasurement
+from cotenant.scheduler.core.model import Host, JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """A client submitted a job. The same job id twice is one job."""
+
+    spec: JobSpec
+    kind: Literal["job_submitted"] = "job_submitted"
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody wants the job to end (``reason`` says who and why)."""
+
+    job_id: str
+    reason: str
+    kind: Literal["stop_requested"] = "stop_requested"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLost:
+    """The client of an attached job or of a lease has not renewed in time."""
+
+    job_id: str
+    kind: Literal["client_lost"] = "client_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class HostJoined:
+    """A host agent announced itself and its GPUs (again, after a restart: then the GPUs may have changed)."""
+
+    host: Host
+    kind: Literal["host_joined"] = "host_joined"
+
+
+@dataclass(frozen=True, slots=True)
+class HostUnreachable:
+    """The host does not answer: place nothing there, but its jobs may still run."""
+
+    host_id: str
+    reason: str
+    kind: Literal["host_unreachable"] = "host_unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost:
+    """The host is gone and its leases have expired: its jobs certainly no longer run."""
+
+    host_id: str
+    reason: str
+    kind: Literal["host_lost"] = "host_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """A host agent started its part of the job (a lease job: prepared the shares)."""
+
+    job_id: str
+    epoch: int
+    host_id: str
+    pid: int | None = None
+    kind: Literal["job_started"] = "job_started"
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """A host agent could not start the job; ``retry`` says whether another try makes sense."""
+
+    job_id: str
+    epoch: int
+    host_id: str
+    reason: str
+    exit_code: int = 1
+    retry: bool = False
+    kind: Literal["start_failed"] = "start_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class JobExited:
+    """All processes of the job on the host are gone. ``exit_code`` is negative for a signal, as in ``subprocess``."""
+
+    job_id: str
+    epoch: int
+    host_id: str
+    exit_code: int
+    reason: str = ""
+    kind: Literal["job_exited"] = "job_exited"
+
+
+@dataclass(frozen=True, slots=True)
+class JobMissing:
+    """A reachable host agent does not know a job that should run there: it died without a word."""
+
+    job_id: str
+    epoch: int
+    host_id: str
+    kind: Literal["job_missing"] = "job_missing"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOverrun:
+    """A job used more memory than its share for longer than the agent tolerates."""
+
+    job_id: str
+    epoch: int
+    host_id: str
+    used_bytes: int
+    kind: Literal["memory_overrun"] = "memory_overrun"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementsReported:
+    """One host's measurements and forecasts for the last window, batched."""
+
+    host_id: str
+    measurements: tuple[JobMeasurement, ...]
+    kind: Literal["measurements_reported"] = "measurements_reported"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """An administrator changed how jobs are packed or resized."""
+
+    placement: PlacementSettings
+    resize: ResizeSettings
+    kind: Literal["settings_changed"] = "settings_changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed. Sent by the shell so that time-outs and patience are noticed."""
+
+    kind: Literal["tick"] = "tick"
+
+
+Event = Annotated[
+    JobSubmitted
+    | StopRequested
+    | ClientLost
+    | HostJoined
+    | HostUnreachable
+    | HostLost
+    | JobStarted
+    | StartFailed
+    | JobExited
+    | JobMissing
+    | MemoryOverrun
+    | MeasurementsReported
+    | SettingsChanged
+    | Tick,
+    Field(discriminator="kind"),
+]

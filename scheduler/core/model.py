@@ -1,0 +1,182 @@
+"""The things the core reasons about: hints, jobs, leases, GPUs, hosts. All frozen; a change makes a new object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from cotenant.forecasting.types import DemandProfile
+from cotenant.placement.types import FitError, Share
+
+
+class JobState(StrEnum):
+    """Where a job is in its life. The last three are terminal."""
+
+    PENDING = "PENDING"
+    QUEUED = "QUEUED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    STOPPING = "STOPPING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def terminal(self) -> bool:
+        """True when the state never changes again."""
+        return self in _TERMINAL
+
+
+_TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+PriorityClass = Literal["low", "normal", "high"]
+Isolation = Literal["none", "soft", "hard"]
+Gang = Literal["host", "cluster"]
+RestartPolicy = Literal["never", "on_node_loss", "on_failure"]
+PRIORITY_WEIGHTS: Mapping[str, float] = {"low": 0.5, "normal": 1.0, "high": 2.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What the submitter says about a job. Everything is optional; what is not said is forecast.
+
+    Parsed and validated in one place, ``cotenant.scheduler.hints``.
+
+    Attributes:
+        gpus: Number of GPUs, all or nothing.
+        gpu_memory: Device memory per GPU in bytes.
+        compute: Compute to guarantee per GPU, fraction in (0, 1].
+        priority: Priority class.
+        deadline_s: Absolute deadline, Unix seconds.
+        criticality: How bad it is when the job is late, in [0, 1].
+        max_slowdown: Largest individual slowdown the job accepts (>= 1; 1.2 = 20 % slower than alone).
+        isolation: "none" and "soft" may share; "hard" never shares a GPU.
+        gang: Where the GPUs of one job may lie: all on one "host" or anywhere in the "cluster".
+        expected_duration_s: Expected run time alone, seconds.
+        framework: For example "torch".
+        batch_size: Samples per step.
+        queue: Queue name.
+        tenant: Tenant name.
+        restart: When the job is queued again by itself.
+    """
+
+    gpus: int = 1
+    gpu_memory: int | None = None
+    compute: float | None = None
+    priority: PriorityClass = "normal"
+    deadline_s: float | None = None
+    criticality: float | None = None
+    max_slowdown: float | None = None
+    isolation: Isolation = "soft"
+    gang: Gang = "host"
+    expected_duration_s: float | None = None
+    framework: str | None = None
+    batch_size: int | None = None
+    queue: str = "default"
+    tenant: str = "default"
+    restart: RestartPolicy = "on_node_loss"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What was submitted; never changes.
+
+    Attributes:
+        job_id: Unique id, chosen by the client (its idempotency key) or made by it.
+        name: For people.
+        kind: "command" (a host agent launches ``command``) or "lease" (a Ray program brings its own processes).
+        command: Argument vector; empty for leases.
+        cwd: Working directory on the submitting host.
+        env: Environment of the command.
+        hints: The hints.
+        fingerprint: Key under which runs of the same program share their history.
+        submitted_at: Unix seconds.
+        attached: A client must keep renewing the job; it is cancelled when the client is gone.
+        submit_host: Ray node id of the submitting process; None when outside the cluster.
+        runtime_env: Ray runtime environment as JSON, used when the job runs on another host; None = none.
+    """
+
+    job_id: str
+    name: str
+    kind: Literal["command", "lease"]
+    command: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    hints: Hints
+    fingerprint: str
+    submitted_at: float
+    attached: bool = False
+    submit_host: str | None = None
+    runtime_env: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A job's set of shares, the only thing that entitles a process to a GPU.
+
+    ``epoch`` grows with every grant to the job and is the fencing token; ``revision`` grows with every resize.
+    """
+
+    job_id: str
+    epoch: int
+    revision: int
+    shares: tuple[Share, ...]
+    granted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """One line of a job's history."""
+
+    at: float
+    state: JobState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job and what the core knows about it now."""
+
+    spec: JobSpec
+    state: JobState
+    queued_at: float
+    lease: Lease | None = None
+    epoch: int = 0
+    restarts: int = 0
+    started_hosts: frozenset[str] = frozenset()
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    history: tuple[StateChange, ...] = ()
+    fit_errors: tuple[FitError, ...] = ()
+    profile: DemandProfile | None = None
+    predicted: float | None = None  # predicted normalised throughput n with the present neighbours
+    memory_hint_corrected: int | None = None  # memory learnt from an overrun, replaces the hint
+    not_placeable: bool = False  # ended because no device could ever take it
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as its host's agent announced it. ``memory_bytes`` is what jobs may use."""
+
+    gpu_id: str
+    host_id: str
+    gpu_type: str
+    index: int
+    memory_bytes: int
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A Ray node with a host agent. ``host_id`` is the Ray node id."""
+
+    host_id: str
+    name: str
+    gpus: tuple[Gpu, ...]
+    joined_at: float
+    reachable: bool = True

@@ -1,0 +1,1 @@
+"""Durable storage of the scheduler: the only storage in this folder."""

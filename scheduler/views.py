@@ -1,0 +1,160 @@
+"""What users see of the scheduler: the models the client returns, the API serves and the CLI prints."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from cotenant.configs.settings import PlacementSettings, ResizeSettings
+from cotenant.scheduler.core.model import JobState
+
+
+class View(BaseModel):
+    """Base of all views: immutable, JSON in and out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ShareView(View):
+    """One share of a lease."""
+
+    gpu_id: str
+    host_id: str
+    memory_bytes: int
+    compute: float
+
+
+class HistoryView(View):
+    """One state change of a job."""
+
+    at: float
+    state: JobState
+    reason: str
+
+
+class UsageView(View):
+    """The last measured window of a running job. None = the device does not say."""
+
+    util_mean: float | None
+    memory_bytes: float | None
+    step_rate: float | None
+    throttled_fraction: float | None
+    measured_at: float
+    steps: int | None = None
+    controls: str = ""
+
+
+class JobView(View):
+    """A job as its owner sees it."""
+
+    job_id: str
+    name: str
+    kind: Literal["command", "lease"]
+    state: JobState
+    command: list[str]
+    hints: dict[str, str | int | float | None]
+    fingerprint: str
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+    reason: str
+    restarts: int
+    epoch: int
+    shares: list[ShareView]
+    usage: UsageView | None
+    slowdown_predicted: float | None
+    slowdown_measured: float | None
+    solo_step_rate: float | None
+    not_placeable: bool
+    history: list[HistoryView]
+
+
+class GpuView(View):
+    """A GPU with what it carries."""
+
+    gpu_id: str
+    host_id: str
+    gpu_type: str
+    index: int
+    memory_bytes: int
+    memory_reserved_bytes: int
+    compute_granted: float
+    util: float | None
+    memory_used_bytes: float | None
+    healthy: bool
+    jobs: list[str]
+
+
+class HostView(View):
+    """A host with its agent."""
+
+    host_id: str
+    name: str
+    reachable: bool
+    gpus: list[str]
+    joined_at: float
+    last_report_at: float | None
+    claim: str
+    note: str
+
+
+class Explanation(View):
+    """Why a job is where it is, or why it waits, and what would help."""
+
+    job_id: str
+    state: JobState
+    summary: str
+    details: list[str]
+    would_help: list[str]
+
+
+class PlannedJob(View):
+    """What would happen to one hypothetical job."""
+
+    name: str
+    placeable: Literal["now", "later", "never"]
+    shares: list[ShareView]
+    slowdown_predicted: float | None
+    neighbours: dict[str, float]
+    explanation: str
+
+
+class PlanView(View):
+    """What would happen; nothing was done."""
+
+    jobs: list[PlannedJob]
+    packing_saving_predicted: float | None
+
+
+class LogChunk(View):
+    """A piece of a job's output. ``eof``: the job has ended and there is nothing after ``next_offset``."""
+
+    data: bytes
+    next_offset: int
+    eof: bool
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
+
+
+class ComponentHealth(View):
+    """One part of cotenant."""
+
+    name: str
+    ok: bool
+    note: str
+
+
+class Health(View):
+    """Whether cotenant as a whole works."""
+
+    ok: bool
+    components: list[ComponentHealth]
+
+
+class TuningView(View):
+    """The settings an administrator may change while everything runs."""
+
+    placement: PlacementSettings
+    resize: ResizeSettings
