@@ -99,6 +99,7 @@ class DemandProfile:
         solo_step_rate: Steps per second alone on a GPU; None when never measured.
         observed_s: Seconds of measurement behind it (0 for hints and unknown).
         source: Where the numbers come from. "unknown" means: nothing known, assume the worst.
+        from_shared: The utilisation was only ever measured beside other jobs or while held back: less certain.
     """
 
     util_mean: float
@@ -107,6 +108,7 @@ class DemandProfile:
     solo_step_rate: float | None = None
     observed_s: float = 0.0
     source: ProfileSource = "unknown"
+    from_shared: bool = False
 
 
 UNKNOWN_PROFILE = DemandProfile(util_mean=1.0, util_p95=1.0, memory_bytes=None)

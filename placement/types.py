@@ -108,6 +108,8 @@ class Placement:
 
     ``predicted`` maps every affected job (the new one and its neighbours) to its normalised throughput after the
     placement; ``saving`` is the predicted packing saving 1 - 1/sum(n) of the worst shared GPU (0 when alone).
+    ``squeezed`` lists the new shares of neighbours that have to give way, as (job id, share): they are to be resized
+    together with the placement so that the compute shares of every GPU keep adding up to at most 1.
     """
 
     job_id: str
@@ -116,6 +118,7 @@ class Placement:
     saving: float
     score: float
     reason: str
+    squeezed: tuple[tuple[str, Share], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,84 @@
+"""A what-if overlay over a snapshot of GPUs: place, evict, look, and take it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cotenant.placement.types import GpuView, Placement, Request, Resident, Share
+
+
+class Statement:
+    """Applies placements and evictions to a private copy of a snapshot; every step can be taken back.
+
+    Not thread-safe; the snapshot it was made from never changes.
+    """
+
+    def __init__(self, gpus: Iterable[GpuView]) -> None:
+        self._gpus: dict[str, GpuView] = {gpu.gpu_id: gpu for gpu in gpus}
+        self._undo: list[dict[str, GpuView]] = []
+
+    def view(self) -> tuple[GpuView, ...]:
+        """Return all GPUs as they would be now, in the order of the snapshot."""
+        return tuple(self._gpus.values())
+
+    def place(self, request: Request, placement: Placement) -> None:
+        """Add the job to the GPUs of the placement and apply what its neighbours give up.
+
+        Raises:
+            KeyError: The placement names a GPU that is not in the snapshot.
+            ValueError: The job already holds a share of one of the GPUs.
+        """
+        changed: dict[str, GpuView] = {}
+        for share in placement.shares:
+            gpu = self._gpus[share.gpu_id]
+            if any(resident.job_id == request.job_id for resident in gpu.residents):
+                raise ValueError(f"job {request.job_id!r} already holds a share of GPU {share.gpu_id!r}")
+            squeezed = {job_id: new for job_id, new in placement.squeezed if new.gpu_id == share.gpu_id}
+            residents = tuple(replace(r, share=squeezed.get(r.job_id, r.share)) for r in gpu.residents)
+            changed[gpu.gpu_id] = replace(gpu, residents=(*residents, resident_of(request, share)))
+        self._apply(changed)
+
+    def evict(self, job_id: str) -> tuple[Share, ...]:
+        """Take the job off every GPU and return the shares it held (empty when it held none)."""
+        changed: dict[str, GpuView] = {}
+        freed: list[Share] = []
+        for gpu in self._gpus.values():
+            kept = tuple(resident for resident in gpu.residents if resident.job_id != job_id)
+            if len(kept) < len(gpu.residents):
+                freed.extend(resident.share for resident in gpu.residents if resident.job_id == job_id)
+                changed[gpu.gpu_id] = replace(gpu, residents=kept)
+        self._apply(changed)
+        return tuple(freed)
+
+    def checkpoint(self) -> int:
+        """Return a mark to roll back to. Marks taken later become invalid when an earlier one is rolled back to."""
+        return len(self._undo)
+
+    def rollback(self, mark: int = 0) -> None:
+        """Undo everything done since ``checkpoint`` returned ``mark`` (0 = everything).
+
+        Raises:
+            ValueError: The mark lies in the future: it was already rolled back past.
+        """
+        if not 0 <= mark <= len(self._undo):
+            raise ValueError(f"mark: {mark} is not accepted; give a mark from checkpoint(), 0 to {len(self._undo)}")
+        while len(self._undo) > mark:
+            self._gpus.update(self._undo.pop())
+
+    def _apply(self, changed: dict[str, GpuView]) -> None:
+        self._undo.append({gpu_id: self._gpus[gpu_id] for gpu_id in changed})
+        self._gpus.update(changed)
+
+
+def resident_of(request: Request, share: Share) -> Resident:
+    """Return the resident a request becomes once it holds ``share``; its compute hint becomes its guarantee."""
+    return Resident(
+        job_id=request.job_id,
+        share=share,
+        profile=request.profile,
+        max_slowdown=request.max_slowdown,
+        exclusive=request.exclusive,
+        min_compute=request.compute or 0.0,
+        weight=request.weight,
+    )
