@@ -53,6 +53,7 @@ def resize_gpu(
     usage: Mapping[str, UsageSignal],
     memory: ResizeMemory,
     now: float,
+    *,
     settings: ResizeSettings,
     memory_margin: float,
     memory_wanted: bool,
