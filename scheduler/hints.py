@@ -1,0 +1,351 @@
+"""The one place where hints are read, whether they come from a command line, Ray metadata, HTTP, YAML or Python.
+
+Every reader takes any value and either returns what :class:`Hints` holds or raises ``_Refused``, which
+:func:`parse_hints` turns into a :class:`HintError` naming the hint, the value and what is accepted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from numbers import Integral, Real
+from typing import NamedTuple, cast, get_args
+
+from cotenant.scheduler.core.model import Gang, Hints, Isolation, PriorityClass, RestartPolicy
+from cotenant.scheduler.errors import HintError
+
+METADATA_PREFIX = "cotenant."
+
+_MAX_TEXT = 64  # longer texts are mistakes, and converting them could take long
+_MAX_BYTES = 2**60
+_MAX_SECONDS = 10 * 365 * 86400.0
+_MAX_COUNT = 2**31 - 1
+_MAX_GPUS = 4096
+_MAX_SLOWDOWN = 100.0
+_BYTES_PER_UNIT = {
+    **{unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))},
+    **{unit: 1024**power for power, unit in enumerate(("kib", "mib", "gib", "tib"), start=1)},
+}
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
+_SIZE = re.compile(rf"({_NUMBER.pattern})\s*([a-zA-Z]*)")
+_DURATION = re.compile(
+    rf"(?:({_NUMBER.pattern})d)?\s*(?:({_NUMBER.pattern})h)?\s*(?:({_NUMBER.pattern})m)?\s*(?:({_NUMBER.pattern})s)?"
+)
+_DURATION_UNITS_S = (86400.0, 3600.0, 60.0, 1.0)
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class _Refused(ValueError):
+    """The value is not accepted; the caller knows for which hint."""
+
+
+def _text(value: object) -> str:
+    """Return a non-empty, stripped text of bounded length."""
+    if not isinstance(value, str):
+        raise _Refused
+    text = value.strip()
+    _require(0 < len(text) <= _MAX_TEXT)
+    return text
+
+
+def _real(value: object) -> float:
+    """Return a finite number given as a number or as plain decimal text."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError as error:
+            raise _Refused from error
+    else:
+        text = _text(value)
+        _require(_NUMBER.fullmatch(text) is not None)
+        number = float(text)
+    _require(math.isfinite(number))
+    return number
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise _Refused
+
+
+def _within(number: float, low: float, high: float) -> float:
+    _require(low <= number <= high)
+    return number
+
+
+def _whole(value: object) -> int:
+    """Return a whole number; 2.0 counts as 2, since JSON knows only one kind of number."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    real = _real(value)
+    _require(real == int(real))
+    return int(real)
+
+
+def _count(limit: int) -> Callable[[object, float], int]:
+    def read(value: object, _now: float) -> int:
+        number = _whole(value)
+        _require(1 <= number <= limit)
+        return number
+
+    return read
+
+
+def _size(value: object, _now: float) -> int:
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(_text(value))
+        if match is None:
+            raise _Refused
+        factor = _BYTES_PER_UNIT.get(match[2].lower() or "b")
+        if factor is None:
+            raise _Refused
+        value = round(float(match[1]) * factor)
+    number = _whole(value)
+    _require(1 <= number <= _MAX_BYTES)
+    return number
+
+
+def _share(value: object) -> float:
+    """Return a fraction given as 0.4 or "40%"."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return _real(value.strip()[:-1]) / 100.0
+    return _real(value)
+
+
+def _compute(value: object, _now: float) -> float:
+    fraction = _within(_share(value), 0.0, 1.0)
+    _require(fraction > 0.0)
+    return fraction
+
+
+def _criticality(value: object, _now: float) -> float:
+    return _within(_share(value), 0.0, 1.0)
+
+
+def _max_slowdown(value: object, _now: float) -> float:
+    percent = isinstance(value, str) and value.strip().endswith("%")
+    return _within(_share(value) + (1.0 if percent else 0.0), 1.0, _MAX_SLOWDOWN)
+
+
+def _duration(value: object, _now: float) -> float:
+    seconds = _seconds(value)
+    _require(0.0 < seconds <= _MAX_SECONDS)
+    return seconds
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if not isinstance(value, str) or _NUMBER.fullmatch(value.strip()):
+        return _real(value)
+    match = _DURATION.fullmatch(_text(value))
+    if match is None:
+        raise _Refused
+    return sum(float(part) * unit for part, unit in zip(match.groups(), _DURATION_UNITS_S, strict=True) if part)
+
+
+def _deadline(value: object, now: float) -> float:
+    moment = value if isinstance(value, datetime) else _timestamp(value)
+    if moment is None:
+        return now + _duration(value, now)
+    if moment.tzinfo is None or moment.utcoffset() is None:
+        raise _Refused
+    seconds = moment.timestamp()
+    _require(now < seconds <= now + _MAX_SECONDS)
+    return seconds
+
+
+def _timestamp(value: object) -> datetime | None:
+    """Return the moment an ISO 8601 text names; None when it is no such text (20260101 is a number of seconds)."""
+    if not isinstance(value, str) or "-" not in value or len(value) > _MAX_TEXT:
+        return None
+    try:
+        return datetime.fromisoformat(value.strip())
+    except ValueError:
+        return None
+
+
+def _identifier(value: object, _now: float) -> str:
+    text = _text(value)
+    _require(_IDENTIFIER.fullmatch(text) is not None)
+    return text
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[object, float], str]:
+    def read(value: object, _now: float) -> str:
+        text = _text(value).lower()
+        _require(text in choices)
+        return text
+
+    return read
+
+
+class HintDoc(NamedTuple):
+    """One line of the manual. ``default`` is what holds when nothing is said."""
+
+    name: str
+    accepted: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Hint:
+    field: str  # of Hints
+    read: Callable[[object, float], int | float | str]
+    accepted: str
+    meaning: str
+    default: str = ""  # "" = the default of the field of Hints
+
+
+_DURATIONS = 'seconds (90) or a duration with units d, h, m, s ("2h", "1h30m", "90s")'
+_NAME = 'a short name of letters, digits, ".", "_", "-" (at most 63 characters)'
+
+
+def _choices(kind: object) -> tuple[str, ...]:
+    return cast(tuple[str, ...], get_args(kind))
+
+
+def _listed(kind: object) -> str:
+    *first, last = _choices(kind)
+    return f"{', '.join(first)} or {last}"
+
+
+_HINTS: Mapping[str, _Hint] = {
+    "gpus": _Hint(
+        "gpus", _count(_MAX_GPUS), f"a whole number from 1 to {_MAX_GPUS}", "Number of GPUs, granted all or nothing."
+    ),
+    "gpu_memory": _Hint(
+        "gpu_memory",
+        _size,
+        'a positive size ("2GiB", "512MiB", "8GB") or a whole number of bytes',
+        "Device memory to reserve on each GPU.",
+        "forecast",
+    ),
+    "compute": _Hint(
+        "compute",
+        _compute,
+        'a fraction in (0, 1] (0.4) or a percentage ("40%")',
+        "Compute to guarantee on each GPU, as a fraction of its compute time.",
+        "forecast",
+    ),
+    "priority": _Hint("priority", _one_of(_choices(PriorityClass)), _listed(PriorityClass), "Priority class."),
+    "deadline": _Hint(
+        "deadline_s",
+        _deadline,
+        f'{_DURATIONS} from now, or a future ISO 8601 time with its zone ("2030-01-31T18:00:00+00:00")',
+        "When the job should be done.",
+        "none",
+    ),
+    "criticality": _Hint(
+        "criticality",
+        _criticality,
+        'a fraction in [0, 1] (0.5) or a percentage ("50%")',
+        "How bad it is when the job is late.",
+        "none",
+    ),
+    "max_slowdown": _Hint(
+        "max_slowdown",
+        _max_slowdown,
+        f'a factor from 1 to {_MAX_SLOWDOWN:.0f} (1.2) or a percentage of extra time ("20%")',
+        "Largest slowdown the job accepts from its neighbours, compared with running alone.",
+        "setting placement.default_max_slowdown",
+    ),
+    "isolation": _Hint(
+        "isolation",
+        _one_of(_choices(Isolation)),
+        _listed(Isolation),
+        'How strictly the job is kept apart: "hard" never shares a GPU.',
+    ),
+    "gang": _Hint(
+        "gang",
+        _one_of(_choices(Gang)),
+        _listed(Gang),
+        "Where the GPUs of one job may lie: all on one host, or anywhere in the cluster.",
+    ),
+    "expected_duration": _Hint(
+        "expected_duration_s", _duration, _DURATIONS, "How long the job would take alone.", "forecast"
+    ),
+    "framework": _Hint("framework", _identifier, _NAME, 'Framework of the program, for example "torch".', "none"),
+    "batch_size": _Hint(
+        "batch_size", _count(_MAX_COUNT), f"a whole number from 1 to {_MAX_COUNT}", "Samples per step.", "none"
+    ),
+    "queue": _Hint("queue", _identifier, _NAME, "Queue the job waits in."),
+    "tenant": _Hint("tenant", _identifier, _NAME, "Tenant the job is accounted to."),
+    "restart": _Hint(
+        "restart", _one_of(_choices(RestartPolicy)), _listed(RestartPolicy), "When the job is queued again by itself."
+    ),
+}
+
+HINT_NAMES: tuple[str, ...] = tuple(_HINTS)
+
+
+def parse_hints(raw: Mapping[str, object], now: float) -> Hints:
+    """Read hints given as texts or Python values.
+
+    Args:
+        raw: Hint name -> value. ``None`` counts as not said.
+        now: Unix seconds, from which relative deadlines count.
+
+    Raises:
+        HintError: An unknown name, or a value that is not accepted.
+    """
+    fields: dict[str, int | float | str] = {}
+    for name, value in raw.items():
+        if value is None:
+            continue
+        hint = _HINTS.get(name)
+        if hint is None:
+            raise HintError(name, value, _known(name))
+        try:
+            fields[hint.field] = hint.read(value, now)
+        except _Refused as error:
+            raise HintError(name, value, hint.accepted) from error
+    return Hints(**fields)  # type: ignore[arg-type]  # each reader returns what its field holds
+
+
+def from_metadata(metadata: Mapping[str, str], now: float) -> Hints:
+    """Read the hints in the metadata of a Ray job: the keys that start with ``cotenant.``; the others are not ours.
+
+    Raises:
+        HintError: See :func:`parse_hints`.
+    """
+    return parse_hints(metadata_hints(metadata), now)
+
+
+def metadata_hints(metadata: Mapping[str, str]) -> dict[str, object]:
+    """Return the hints in a Ray job's metadata, unread, under their own names.
+
+    Raises:
+        HintError: An unknown name behind ``cotenant.``.
+    """
+    raw: dict[str, object] = {}
+    for key, value in metadata.items():
+        if not key.startswith(METADATA_PREFIX):
+            continue
+        name = key.removeprefix(METADATA_PREFIX)
+        if name not in _HINTS:
+            raise HintError(key, value, _known(name, METADATA_PREFIX))
+        raw[name] = value
+    return raw
+
+
+def describe() -> list[HintDoc]:
+    """Return what the manual says about every hint; the help of the command line and the docs are made from it."""
+    silent = Hints()
+    return [
+        HintDoc(name, hint.accepted, hint.default or str(getattr(silent, hint.field)), hint.meaning)
+        for name, hint in _HINTS.items()
+    ]
+
+
+def _known(name: str, prefix: str = "") -> str:
+    """Say which hints exist, the likeliest first."""
+    close = difflib.get_close_matches(name, HINT_NAMES, n=3, cutoff=0.6)
+    if close:
+        return f"a known hint; did you mean {' or '.join(prefix + match for match in close)}?"
+    return f"one of {', '.join(prefix + known for known in HINT_NAMES)}"
