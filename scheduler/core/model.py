@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import PlainSerializer
 
 from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.types import FitError, Share
@@ -137,6 +139,46 @@ class StateChange:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """What becomes of a job once all its hosts have let go of it.
+
+    Attributes:
+        state: QUEUED (try again), SUCCEEDED, FAILED or CANCELLED.
+        reason: Why, for people.
+        exit_code: The exit code to report; None = what the job's processes returned.
+        backoff: Wait before the next try, longer after every failure (only with QUEUED).
+    """
+
+    state: JobState
+    reason: str
+    exit_code: int | None = None
+    backoff: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Colocation:
+    """A stretch of time a job spent on one GPU with the same neighbours and the same prediction.
+
+    Attributes:
+        start: Unix seconds.
+        gpu_id: The GPU.
+        neighbours: Ids of the other jobs on it, in order of submission.
+        predicted: Predicted normalised throughput n of this job, in (0, 1].
+        end: Unix seconds; None = still so.
+    """
+
+    start: float
+    gpu_id: str
+    neighbours: tuple[str, ...]
+    predicted: float
+    end: float | None = None
+
+
+# Sets have no order of their own: written sorted, so that equal states are equal byte by byte.
+HostIds = Annotated[frozenset[str], PlainSerializer(sorted, return_type=list[str])]
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job and what the core knows about it now."""
 
@@ -146,7 +188,7 @@ class Job:
     lease: Lease | None = None
     epoch: int = 0
     restarts: int = 0
-    started_hosts: frozenset[str] = frozenset()
+    started_hosts: HostIds = frozenset()
     started_at: float | None = None
     ended_at: float | None = None
     exit_code: int | None = None
@@ -157,6 +199,13 @@ class Job:
     predicted: float | None = None  # predicted normalised throughput n with the present neighbours
     memory_hint_corrected: int | None = None  # memory learnt from an overrun, replaces the hint
     not_placeable: bool = False  # ended because no device could ever take it
+    seq: int = 0  # order of submission
+    hosts: tuple[str, ...] = ()  # hosts of the present lease
+    exited_hosts: HostIds = frozenset()  # hosts of the present lease that have let go of the job
+    ending: Ending | None = None  # while STOPPING: what happens afterwards
+    not_before: float = 0.0  # Unix seconds: the queue leaves the job alone until then
+    overruns: int = 0  # how often it was stopped for using more memory than its share
+    colocation_log: tuple[Colocation, ...] = ()  # who it ran with and what was predicted, oldest first, bounded
 
 
 @dataclass(frozen=True, slots=True)
