@@ -99,6 +99,7 @@ class JobSpec:
         attached: A client must keep renewing the job; it is cancelled when the client is gone.
         submit_host: Ray node id of the submitting process; None when outside the cluster.
         runtime_env: Ray runtime environment as JSON, used when the job runs on another host; None = none.
+        pinned_host: The only host the job may run on (a lease taken inside a running process); None = any.
     """
 
     job_id: str
@@ -113,6 +114,7 @@ class JobSpec:
     attached: bool = False
     submit_host: str | None = None
     runtime_env: str | None = None
+    pinned_host: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

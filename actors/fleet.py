@@ -1,0 +1,95 @@
+"""The scheduler's hands: finds, creates and talks to the host agents, and knows whether the other actors answer."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cotenant.actors.host_agent import HostAgent
+from cotenant.scheduler.names import API, NAMESPACE, PRM, agent_name
+from cotenant.configs.settings import Settings
+from cotenant.scheduler.core.commands import Command
+from cotenant.scheduler.views import ComponentHealth, Health
+
+PING_TIMEOUT_S = 2.0
+
+
+class Fleet:
+    """All host agents. Safe to use from several threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._agents: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def ensure_agents(self) -> set[str]:
+        """Create the agent of every node that lacks one; return the ids of all live nodes."""
+        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        any_gpu = any(node["Resources"].get("GPU", 0) for node in nodes.values())
+        for host_id, node in nodes.items():
+            if any_gpu and not node["Resources"].get("GPU", 0):
+                continue  # a node without GPUs in a cluster that has them lends none
+            with self._lock:
+                if host_id not in self._agents:
+                    self._agents[host_id] = self._create(host_id)
+        with self._lock:
+            for host_id in set(self._agents) - set(nodes):
+                del self._agents[host_id]
+        return set(nodes)
+
+    def dispatch(self, commands: Sequence[Command]) -> None:
+        """Send commands, one message per host, and do not wait.
+
+        A lost message is harmless: the next inventory shows the difference and the command is sent again.
+        """
+        by_host: dict[str, list[Command]] = defaultdict(list)
+        for command in commands:
+            by_host[command.host_id].append(command)
+        for host_id, batch in by_host.items():
+            with self._lock:
+                agent = self._agents.get(host_id)
+            if agent is not None:
+                agent.apply.remote(batch)
+
+    def health(self, silence: Mapping[str, float]) -> Health:
+        """Ask every component whether it answers. ``silence``: seconds since each host's last report."""
+        components = [ComponentHealth(name="scheduler", ok=True, note="")]
+        wanted = [PRM, API] if self._settings.api.enabled else [PRM]
+        components.extend(_ping(name) for name in wanted)
+        for host_id, seconds in sorted(silence.items()):
+            ok = seconds <= self._settings.lease.ttl_s
+            components.append(
+                ComponentHealth(name=f"host {host_id[:12]}", ok=ok, note="" if ok else f"no report for {seconds:.0f} s")
+            )
+        return Health(ok=all(component.ok for component in components), components=components)
+
+    def _create(self, host_id: str) -> Any:
+        return (
+            ray.remote(concurrency_groups={"control": 1, "output": 16})(HostAgent)
+            .options(
+                name=agent_name(host_id),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(host_id, soft=False),
+            )
+            .remote(host_id, self._settings.model_dump_json())
+        )
+
+
+def _ping(name: str) -> ComponentHealth:
+    try:
+        ray.get(ray.get_actor(name, NAMESPACE).ping.remote(), timeout=PING_TIMEOUT_S)
+    except ValueError:
+        return ComponentHealth(name=name, ok=False, note="the actor does not exist")
+    except (GetTimeoutError, RayActorError) as error:
+        return ComponentHealth(name=name, ok=False, note=f"{type(error).__name__}: no answer")
+    return ComponentHealth(name=name, ok=True, note="")

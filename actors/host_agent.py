@@ -1,0 +1,283 @@
+"""The host agent: one Ray actor per GPU host, holding its profiler (GBP) and its resource allocator (DRA).
+
+Three threads: the device loop samples the GPUs and watches the jobs' processes; the uplink reports to the scheduler
+and renews the host's leases with every acknowledgement; Ray's own threads take commands and serve output.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RuntimeEnvSetupError
+
+from cotenant.actors.claims import claim_gpus, ray_gpus
+from cotenant.actors.devices.registry import create_backend
+from cotenant.actors.environment import resolve_environment
+from cotenant.actors.launcher import Launched, Launcher, LaunchError, StaleCommand
+from cotenant.actors.messages import HostReport, WindowBatch
+from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, run_dir
+from cotenant.actors.profiler import Profiler
+from cotenant.configs.settings import Settings
+from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
+from cotenant.scheduler.core.events import Event, JobExited, JobStarted, StartFailed
+from cotenant.scheduler.core.model import Gpu, Host
+from cotenant.scheduler.core.reconcile import InventoryItem
+
+CLAIM_TIMEOUT_S = 10.0
+REPORT_TIMEOUT_S = 5.0
+RETRY_S = 0.2
+
+
+class HostAgent:
+    """Methods of the host agent actor."""
+
+    def __init__(self, host_id: str, settings_json: str) -> None:
+        self.settings = Settings.model_validate_json(settings_json)
+        self._host_id = host_id
+        session = ray.get_runtime_context().get_session_name()
+        counted = ray_gpus(host_id)
+        self._backend = create_backend(
+            self.settings.device, f"{socket.gethostname()}-{host_id[:6]}", counted or self.settings.device.count
+        )
+        self._gpus = tuple(self._backend.discover())
+        self._counted = counted
+        self._claimed = False
+        self._claim = self._note = ""
+        self._claim_gpus(CLAIM_TIMEOUT_S)
+        self._launcher = Launcher(run_dir(session, host_id), self._gpus)
+        self._profiler = Profiler(self._backend, self.settings.profiler)
+        self._joined_at = time.time()
+        self._lock = threading.RLock()
+        self._held: dict[str, Launched] = {}  # jobs whose exit has not been told yet
+        self._watched: dict[str, tuple[int, set[int]]] = {}  # job id -> (epoch, root pids), device loop only
+        self._exits_told: set[tuple[str, int]] = set()
+        self._controls: dict[str, str] = {}
+        self._events: list[Event] = []
+        self._news = threading.Condition(self._lock)
+        self._stopping = threading.Event()
+        for launched in self._launcher.adopt():
+            self._watch(launched)
+        threading.Thread(target=self._device_loop, name="device", daemon=True).start()
+        threading.Thread(target=self._uplink_loop, name="uplink", daemon=True).start()
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    def apply(self, commands: Sequence[Command]) -> list[str]:
+        """Carry out commands in order; returns one line per refused command."""
+        refused = []
+        for command in commands:
+            try:
+                self._apply(command)
+            except StaleCommand as error:
+                refused.append(str(error))
+        return refused
+
+    @ray.method(concurrency_group="output")
+    def read_output(self, job_id: str, epoch: int, offset: int, limit: int) -> tuple[bytes, int, bool]:
+        """Return (bytes, next offset, end reached) of a job's output on this host."""
+        return self._launcher.read_output(job_id, epoch, offset, limit)
+
+    @ray.method(concurrency_group="output")
+    def lease_environment(self, job_id: str, epoch: int) -> dict[str, str]:
+        """Return the environment a process needs to run under a lease job's shares on this host."""
+        return self._launcher.environment(job_id, epoch)
+
+    @ray.method(concurrency_group="output")
+    def ping(self) -> int:
+        """Return the process id; used by health checks."""
+        return os.getpid()
+
+    def shut_down(self) -> None:
+        """Stop the threads and release the devices. Jobs must have been stopped before."""
+        self._stopping.set()
+        with self._news:
+            self._news.notify_all()
+        self._backend.close()
+
+    # -- carrying out -----------------------------------------------------------------------------------------------
+
+    def _apply(self, command: Command) -> None:
+        match command:
+            case StartJob() if self._needs_environment(command):
+                # Ray may take minutes to install packages; other jobs' commands must not wait for it.
+                threading.Thread(target=self._start, args=(command,), daemon=True).start()
+            case StartJob():
+                self._start(command)
+            case ResizeShares():
+                self._launcher.resize(command.job_id, command.epoch, command.revision, command.shares)
+            case StopJob():
+                self._launcher.stop(command.job_id, command.epoch, command.grace_s, command.reason)
+
+    def _needs_environment(self, command: StartJob) -> bool:
+        return command.spec.runtime_env is not None and command.spec.submit_host != self._host_id
+
+    def _start(self, command: StartJob) -> None:
+        spec = command.spec
+        try:
+            cwd, env = spec.cwd, spec.env
+            if spec.runtime_env is not None and self._needs_environment(command):
+                cwd, env = resolve_environment(self._host_id, spec.runtime_env, spec.env)
+            launched = self._launcher.launch(
+                job_id=spec.job_id,
+                epoch=command.epoch,
+                revision=command.revision,
+                kind=spec.kind,
+                command=spec.command,
+                cwd=cwd,
+                env=env,
+                shares=command.shares,
+                fingerprint=spec.fingerprint,
+                grace_s=self.settings.lease.stop_grace_s,
+            )
+        except LaunchError as error:
+            self._tell(StartFailed(spec.job_id, command.epoch, self._host_id, str(error), error.exit_code, error.retry))
+            return
+        except (RuntimeEnvSetupError, GetTimeoutError) as error:
+            self._tell(StartFailed(spec.job_id, command.epoch, self._host_id, f"runtime environment: {error}"))
+            return
+        self._watch(launched)
+        self._tell(JobStarted(spec.job_id, command.epoch, self._host_id, launched.root_pid))
+
+    def _watch(self, launched: Launched) -> None:
+        with self._lock:
+            self._held[launched.job_id] = launched
+
+    def _tell(self, event: Event) -> None:
+        with self._news:
+            self._events.append(event)
+            self._news.notify_all()
+
+    def _claim_gpus(self, timeout_s: float) -> None:
+        """Until Ray has handed the GPUs over they are announced as unusable; the claim waits in Ray's queue."""
+        try:
+            self._claim = claim_gpus(self._host_id, self._counted, timeout_s)
+            self._claimed = True
+        except TimeoutError as error:
+            self._claim = f"waiting: {error}"
+
+    # -- device loop ------------------------------------------------------------------------------------------------
+
+    def _device_loop(self) -> None:
+        period = 1.0 / self.settings.profiler.sample_hz
+        next_tick = time.monotonic()
+        next_window = next_tick + self.settings.profiler.window_s
+        while not self._stopping.is_set():
+            self._follow_processes()
+            self._profiler.tick()
+            self._reap()
+            now = time.monotonic()
+            if now >= next_window:
+                next_window = max(next_window + self.settings.profiler.window_s, now)
+                self._close_window()
+            next_tick = max(next_tick + period, now)
+            self._stopping.wait(next_tick - now)
+
+    def _follow_processes(self) -> None:
+        """Tell the profiler which processes belong to which job (only this thread may touch the backend)."""
+        with self._lock:
+            held = dict(self._held)
+        for job_id, watched in list(self._watched.items()):
+            if job_id not in held:
+                self._backend.unwatch(job_id)
+                del self._watched[job_id]
+            elif held[job_id].epoch != watched[0]:
+                self._backend.unwatch(job_id)
+                del self._watched[job_id]
+        for job_id, launched in held.items():
+            gpu_ids = [share.gpu_id for share in launched.shares]
+            epoch, pids = self._watched.setdefault(job_id, (launched.epoch, set()))
+            for pid in self._launcher.root_pids(job_id) - pids:
+                self._backend.watch(job_id, gpu_ids, pid)
+                pids.add(pid)
+
+    def _reap(self) -> None:
+        for ended in self._launcher.poll():
+            with self._lock:
+                if (ended.job_id, ended.epoch) in self._exits_told:
+                    continue
+                self._exits_told.add((ended.job_id, ended.epoch))
+                self._held.pop(ended.job_id, None)
+            self._tell(JobExited(ended.job_id, ended.epoch, self._host_id, ended.exit_code, ended.reason))
+
+    def _close_window(self) -> None:
+        """Send the PRM this second's windows, all jobs of the host in one message."""
+        with self._lock:
+            held = dict(self._held)
+        reports = {job_id: report for job_id in held if (report := self._launcher.report(job_id)) is not None}
+        shares = {job_id: self._launcher.shares(job_id) for job_id in held}
+        signatures = self._profiler.collect(reports, shares)
+        self._controls = {job_id: self._launcher.guarantees(job_id) for job_id in held}
+        batch = WindowBatch(
+            host_id=self._host_id,
+            at=time.time(),
+            signatures=tuple(s for s in signatures if s.job_id in held),
+            fingerprints={job_id: launched.fingerprint for job_id, launched in held.items()},
+            devices=self._profiler.device_readings(),
+            steps={job_id: report.steps for job_id, report in reports.items() if report.steps is not None},
+        )
+        try:
+            ray.get_actor(PRM, NAMESPACE).observe.remote(batch)
+        except ValueError:
+            self._note = "the PRM actor does not exist: no forecasts from this host"
+
+    # -- uplink -----------------------------------------------------------------------------------------------------
+
+    def _uplink_loop(self) -> None:
+        while not self._stopping.is_set():
+            if not self._claimed:
+                self._claim_gpus(RETRY_S)
+            sent_at = time.monotonic()
+            with self._lock:
+                events = tuple(self._events)
+            if self._report(events):
+                # Valid from the moment of sending, so the scheduler never believes a lease dead that is still alive.
+                self._launcher.renew(sent_at + self.settings.lease.ttl_s)
+                self._acknowledged(events)
+            with self._news:
+                remaining = self.settings.profiler.window_s - (time.monotonic() - sent_at)
+                if len(self._events) == 0 and remaining > 0:
+                    self._news.wait(remaining)
+
+    def _report(self, events: tuple[Event, ...]) -> bool:
+        report = HostReport(self._host(), self._inventory(), events, self._claim, self._note, dict(self._controls))
+        try:
+            ray.get(ray.get_actor(SCHEDULER, NAMESPACE).report.remote(report), timeout=REPORT_TIMEOUT_S)
+        except (ValueError, GetTimeoutError, RayActorError) as error:
+            # The scheduler is gone or restarting: keep enforcing the last plan and keep the events for later.
+            self._stopping.wait(RETRY_S)
+            self._note = f"last report failed: {type(error).__name__}"
+            return False
+        self._note = ""
+        return True
+
+    def _acknowledged(self, events: tuple[Event, ...]) -> None:
+        with self._lock:
+            del self._events[: len(events)]
+        for event in events:
+            if isinstance(event, JobExited):
+                self._launcher.release(event.job_id, event.epoch)
+                with self._lock:
+                    self._exits_told.discard((event.job_id, event.epoch))
+
+    def _host(self) -> Host:
+        healthy = {device.gpu_id: not device.lost for device in self._profiler.device_readings()}
+        return Host(
+            host_id=self._host_id,
+            name=socket.gethostname(),
+            gpus=tuple(
+                Gpu(g.gpu_id, self._host_id, g.gpu_type, g.index, g.memory_bytes, self._claimed and healthy.get(g.gpu_id, True))
+                for g in self._gpus
+            ),
+            joined_at=self._joined_at,
+        )
+
+    def _inventory(self) -> tuple[InventoryItem, ...]:
+        return tuple(
+            InventoryItem(item.job_id, item.epoch, item.revision, item.phase) for item in self._launcher.inventory()
+        )

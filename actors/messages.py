@@ -1,0 +1,53 @@
+"""What the actors say to each other. One message per host per second, whatever the number of jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cotenant.actors.devices.base import DeviceSample
+from cotenant.forecasting.types import Signature
+from cotenant.scheduler.core.events import Event
+from cotenant.scheduler.core.model import Host
+from cotenant.scheduler.core.reconcile import InventoryItem
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """A host agent's message to the scheduler.
+
+    Attributes:
+        host: The host and its GPUs.
+        inventory: Every job the agent holds, running or ended and not yet released.
+        events: What happened since the last acknowledged report (starts, exits, overruns), in order.
+        claim: How the GPUs are held in Ray's own accounting, in words.
+        note: Anything an administrator should know about the host.
+        controls: Per job, what holds its share and what cannot be held, in words.
+    """
+
+    host: Host
+    inventory: tuple[InventoryItem, ...]
+    events: tuple[Event, ...]
+    claim: str
+    note: str
+    controls: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBatch:
+    """A host agent's message to the PRM: all windows of one second.
+
+    Attributes:
+        host_id: The host.
+        at: Unix seconds at the end of the window.
+        signatures: One per running job and GPU.
+        fingerprints: Fingerprint of every job in ``signatures``.
+        devices: The last reading of every GPU of the host.
+        steps: Total optimizer steps so far, per job; absent when the job reports none.
+    """
+
+    host_id: str
+    at: float
+    signatures: tuple[Signature, ...]
+    fingerprints: dict[str, str]
+    devices: tuple[DeviceSample, ...]
+    steps: dict[str, int]

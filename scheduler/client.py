@@ -1,0 +1,258 @@
+"""The one typed client: the CLI, the admin API, the pages and users' Ray programs all go through it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from cotenant.scheduler import transport
+from cotenant.scheduler.core.model import Hints, JobSpec
+from cotenant.scheduler.errors import JobNotFound
+from cotenant.scheduler.fingerprint import fingerprint
+from cotenant.scheduler.views import (
+    Explanation,
+    GpuView,
+    Health,
+    HostView,
+    JobView,
+    LogChunk,
+    PlanView,
+    TuningView,
+)
+
+POLL_S = 0.1
+LOG_CHUNK = 1 << 20
+
+
+class Client:
+    """A connection to a running cotenant. Safe to use from several threads; close it or use it in a ``with`` block."""
+
+    def __init__(self, link: transport.Link) -> None:
+        self._link = link
+
+    @classmethod
+    def connect(cls, address: str | None = None) -> Client:
+        """Connect to the cotenant of a Ray cluster.
+
+        Args:
+            address: Ray address; None = the cluster this process is in, else the one ``cotenant up`` recorded, else the
+                one Ray finds on this machine.
+
+        Raises:
+            NotConnected: There is none; the message says what to do.
+        """
+        return cls(transport.connect(address))
+
+    # -- jobs -------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        command: Sequence[str],
+        hints: Hints,
+        *,
+        name: str | None = None,
+        job_id: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        attached: bool = False,
+        kind: Literal["command", "lease"] = "command",
+    ) -> JobView:
+        """Submit one job; durable when this returns. A job id that is known already is the same job."""
+        spec = self.spec(
+            command, hints, name=name, job_id=job_id, cwd=cwd, env=env, attached=attached, kind=kind
+        )
+        return self.submit_many([spec])[0]
+
+    def submit_many(self, specs: Sequence[JobSpec]) -> list[JobView]:
+        """Submit jobs in one transaction, in order."""
+        return self._call("submit", list(specs))
+
+    def spec(
+        self,
+        command: Sequence[str],
+        hints: Hints,
+        *,
+        name: str | None = None,
+        job_id: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        attached: bool = False,
+        kind: Literal["command", "lease"] = "command",
+        pinned_host: str | None = None,
+    ) -> JobSpec:
+        """Describe a job as it would be submitted from this process."""
+        if kind == "command" and (not command or not command[0].strip()):
+            raise ValueError("command: it is empty; give the program to run and its arguments")
+        job_id = job_id or new_job_id()
+        here, runtime_env = self._link.origin()
+        return JobSpec(
+            job_id=job_id,
+            name=name or _default_name(command) or job_id,
+            kind=kind,
+            command=tuple(command),
+            cwd=cwd if cwd is not None else os.getcwd(),
+            env=dict(os.environ if env is None else env) if kind == "command" else {},
+            hints=hints,
+            fingerprint=fingerprint(command or (name or "lease",)),
+            submitted_at=time.time(),
+            attached=attached,
+            submit_host=here,
+            runtime_env=runtime_env,
+            pinned_host=pinned_host,
+        )
+
+    def stop(self, job_id: str, reason: str = "stopped by user") -> JobView:
+        """Ask for the end of a job: SIGTERM, then SIGKILL after the grace period. Ended jobs stay as they are."""
+        return self._call("stop", job_id, reason)
+
+    def job(self, job_id: str) -> JobView:
+        """Return one job.
+
+        Raises:
+            JobNotFound: No job with that id.
+        """
+        return self._call("job", job_id)
+
+    def jobs(self, *, active_only: bool = False, limit: int | None = None) -> list[JobView]:
+        """Return jobs, newest first."""
+        return self._call("jobs", active_only, limit)
+
+    def explain(self, job_id: str) -> Explanation:
+        """Say why a job is where it is, or why it waits and what would help."""
+        return self._call("explain", job_id)
+
+    def plan(
+        self, jobs: Sequence[tuple[str, Hints, Sequence[str]]], packing_bias: float | None = None
+    ) -> PlanView:
+        """Say what would happen to hypothetical jobs, given as (name, hints, command); nothing is changed."""
+        specs = [
+            self.spec(command, hints, name=name, kind="command" if command else "lease")
+            for name, hints, command in jobs
+        ]
+        return self._call("plan", specs, packing_bias)
+
+    def renew(self, job_id: str) -> None:
+        """Tell the scheduler that the client of an attached job is alive."""
+        self._call("renew", [job_id])
+
+    def wait(self, job_id: str, timeout_s: float | None = None) -> JobView:
+        """Wait until a job has ended and return it. Renews attached jobs.
+
+        Raises:
+            TimeoutError: It has not ended within ``timeout_s``.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (view := self.job(job_id)).state.terminal:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"job {job_id} is still {view.state} after {timeout_s:g} s")
+            self.renew(job_id)
+            time.sleep(POLL_S)
+        return view
+
+    # -- output -----------------------------------------------------------------------------------------------------
+
+    def logs(self, job_id: str, offset: int = 0, limit: int = 262_144) -> LogChunk:
+        """Return a piece of a job's output, stdout and stderr as they came.
+
+        After a restart of the job the output starts again at offset 0 of the new run.
+        """
+        view = self.job(job_id)
+        places = self._call("location", job_id)
+        if not places:
+            return LogChunk(data=b"", next_offset=offset, eof=view.state.terminal)
+        host_id, epoch = places[0]
+        data, next_offset, end = self._link.read_output(host_id, job_id, epoch, offset, limit)
+        return LogChunk(data=data, next_offset=next_offset, eof=view.state.terminal and end)
+
+    def stream_logs(self, job_id: str) -> Iterator[bytes]:
+        """Yield a job's output as it comes, until the job has ended. Renews attached jobs."""
+        offset, epoch = 0, None
+        while True:
+            places = self._call("location", job_id)
+            if places and places[0][1] != epoch:
+                offset, epoch = 0, places[0][1]
+            chunk = self.logs(job_id, offset, LOG_CHUNK)
+            if chunk.data:
+                yield chunk.data
+            offset = chunk.next_offset
+            if chunk.eof:
+                return
+            self.renew(job_id)
+            if not chunk.data:
+                time.sleep(POLL_S)
+
+    # -- cluster ----------------------------------------------------------------------------------------------------
+
+    def gpus(self) -> list[GpuView]:
+        """Return all GPUs with what they carry."""
+        views: list[GpuView] = self._call("gpus")
+        readings = self._link.device_readings()
+        return [
+            view.model_copy(update={"util": readings[view.gpu_id][1], "memory_used_bytes": readings[view.gpu_id][2]})
+            if view.gpu_id in readings
+            else view
+            for view in views
+        ]
+
+    def hosts(self) -> list[HostView]:
+        """Return all hosts."""
+        return self._call("hosts")
+
+    def health(self) -> Health:
+        """Say whether all parts of cotenant answer."""
+        return self._call("health")
+
+    def tuning(self) -> TuningView:
+        """Return the settings that can change while everything runs."""
+        return self._call("tuning")
+
+    def set_tuning(self, tuning: TuningView) -> TuningView:
+        """Change them, from the next scheduling cycle on."""
+        return self._call("set_tuning", tuning)
+
+    def windows(self, job_ids: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the measured windows (``Signature``) of jobs, the last hour at most, oldest first."""
+        return self._link.prm("windows", list(job_ids))
+
+    def device_series(self) -> dict[str, list[tuple[float, float | None, float | None]]]:
+        """Return per GPU the measured (Unix time, utilisation, memory bytes) of the last hour, oldest first."""
+        return self._link.prm("devices")
+
+    def lease_environment(self, host_id: str, job_id: str, epoch: int) -> dict[str, str]:
+        """Return the environment a process needs to run under a lease's shares on a host."""
+        return self._link.lease_environment(host_id, job_id, epoch)
+
+    def close(self) -> None:
+        """End the connection. A Ray connection that existed before stays."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, method: str, *args: object) -> Any:
+        return self._link.scheduler(method, *args)
+
+
+def new_job_id() -> str:
+    """Return a fresh job id, sortable by second."""
+    return f"job-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def _default_name(command: Sequence[str]) -> str:
+    """Return the script's or module's name, which is what people call their job."""
+    for word in command[1:]:
+        if word.endswith(".py"):
+            return word.rsplit("/", 1)[-1].removesuffix(".py")
+    return command[0].rsplit("/", 1)[-1] if command else ""
+
+
+__all__ = ["Client", "JobNotFound", "new_job_id"]

@@ -1,0 +1,73 @@
+"""Names under which cotenant's actors are found in a Ray cluster, and where its files live."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+NAMESPACE = "cotenant"
+SCHEDULER = "scheduler"
+PRM = "prm"
+API = "api"
+
+
+def agent_name(host_id: str) -> str:
+    """Return the actor name of the host agent on a Ray node."""
+    return f"agent-{host_id}"
+
+
+def claim_name(host_id: str) -> str:
+    """Return the name of the placement group that claims a node's GPUs."""
+    return f"cotenant-claim-{host_id}"
+
+
+def home() -> Path:
+    """Return the state directory of the head: ``$COTENANT_HOME``, else ``~/.cotenant``."""
+    configured = os.environ.get("COTENANT_HOME")
+    return Path(configured) if configured else Path.home() / ".cotenant"
+
+
+def run_dir(session: str, host_id: str) -> Path:
+    """Return the directory of running jobs on a host; ``session`` is the Ray session name."""
+    base = os.environ.get("COTENANT_RUN_DIR") or str(Path(tempfile.gettempdir()) / f"cotenant-{os.getuid()}")
+    return Path(base) / session / host_id[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """What ``cotenant up`` wrote down about the cluster it serves, so that later commands find it.
+
+    Attributes:
+        address: Ray address (host:port).
+        auth_mode: Value for ``RAY_AUTH_MODE``, which every process of a cluster must agree on.
+        ray_pid: Process id of the Ray head that ``up --local`` started; None when the cluster was there before.
+        api_url: Where the admin API listens; None when it is off.
+    """
+
+    address: str
+    auth_mode: str
+    ray_pid: int | None
+    api_url: str | None
+
+    def save(self) -> None:
+        """Write the record; readable by the owner only."""
+        path = home() / "cluster.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+
+    @classmethod
+    def load(cls) -> ClusterRecord | None:
+        """Return the record, or None when there is none."""
+        path = home() / "cluster.json"
+        if not path.exists():
+            return None
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+    @staticmethod
+    def remove() -> None:
+        """Forget the cluster."""
+        (home() / "cluster.json").unlink(missing_ok=True)

@@ -1,0 +1,136 @@
+"""How the client reaches cotenant's actors. Ray is imported only when a connection is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from cotenant.scheduler.errors import CotenantError, NotConnected
+from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name
+
+CALL_TIMEOUT_S = 60.0
+RETRY_S = 0.1
+RESTART_PATIENCE_S = 30.0
+
+
+class Link:
+    """Calls to the scheduler, the PRM and the host agents through Ray."""
+
+    def __init__(self, owns_ray: bool) -> None:
+        self._owns_ray = owns_ray
+        self._handles: dict[str, Any] = {}
+
+    def scheduler(self, method: str, *args: object) -> Any:
+        """Call the scheduler; waits while it restarts. Users' errors come back as themselves."""
+        return self._call(SCHEDULER, method, *args)
+
+    def prm(self, method: str, *args: object) -> Any:
+        """Call the PRM; waits while it restarts."""
+        return self._call(PRM, method, *args)
+
+    def device_readings(self) -> dict[str, tuple[float, float | None, float | None]]:
+        """Return the last (Unix time, utilisation, memory) of every GPU."""
+        series = self.prm("latest_devices")
+        return dict(series)
+
+    def read_output(self, host_id: str, job_id: str, epoch: int, offset: int, limit: int) -> tuple[bytes, int, bool]:
+        """Read a job's output from its host; a host that is gone has no more output."""
+        from ray.exceptions import RayActorError  # noqa: PLC0415 - Ray only when connected
+
+        try:
+            return self._call(agent_name(host_id), "read_output", job_id, epoch, offset, limit)  # type: ignore[no-any-return]
+        except (RayActorError, NotConnected):
+            return b"", offset, True
+
+    def lease_environment(self, host_id: str, job_id: str, epoch: int) -> dict[str, str]:
+        """Return the environment a process needs to run under a lease's shares on a host."""
+        return self._call(agent_name(host_id), "lease_environment", job_id, epoch)  # type: ignore[no-any-return]
+
+    def origin(self) -> tuple[str | None, str | None]:
+        """Return (Ray node id of this process, its job's runtime environment as JSON or None when it has none)."""
+        import ray  # noqa: PLC0415
+
+        context = ray.get_runtime_context()
+        runtime_env = {k: v for k, v in dict(context.runtime_env).items() if k != "_ray_commit"}
+        return context.get_node_id(), json.dumps(runtime_env) if runtime_env else None
+
+    def close(self) -> None:
+        """Disconnect from Ray if this link connected to it."""
+        if self._owns_ray:
+            import ray  # noqa: PLC0415
+
+            ray.shutdown()
+            self._owns_ray = False
+
+    def _call(self, actor: str, method: str, *args: object) -> Any:
+        import ray  # noqa: PLC0415
+        from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError  # noqa: PLC0415
+
+        deadline = time.monotonic() + RESTART_PATIENCE_S
+        while True:
+            try:
+                handle = self._handle(actor)
+                return ray.get(getattr(handle, method).remote(*args), timeout=CALL_TIMEOUT_S)
+            except RayTaskError as error:
+                if isinstance(error.cause, Exception):
+                    raise error.cause from None
+                raise
+            except (ActorUnavailableError, RayActorError) as error:
+                # The actor is restarting. Every call may be made twice: submissions carry their job id.
+                self._handles.pop(actor, None)
+                if time.monotonic() > deadline:
+                    raise NotConnected(f"cotenant's {actor} does not come back: {type(error).__name__}") from error
+                time.sleep(RETRY_S)
+
+    def _handle(self, actor: str) -> Any:
+        import ray  # noqa: PLC0415
+
+        if actor not in self._handles:
+            try:
+                self._handles[actor] = ray.get_actor(actor, NAMESPACE)
+            except ValueError:
+                raise NotConnected(
+                    f"this Ray cluster runs no cotenant {actor}: start it with 'cotenant up'"
+                ) from None
+        return self._handles[actor]
+
+
+def connect(address: str | None) -> Link:
+    """Connect this process to a Ray cluster with a running cotenant.
+
+    Raises:
+        NotConnected: No cluster, or none with a cotenant.
+    """
+    import ray  # noqa: PLC0415
+
+    owns_ray = not ray.is_initialized()
+    if owns_ray:
+        _join(address)
+    link = Link(owns_ray)
+    try:
+        link.scheduler("ping")
+    except CotenantError:
+        link.close()
+        raise
+    return link
+
+
+def _join(address: str | None) -> None:
+    import ray  # noqa: PLC0415
+
+    record = ClusterRecord.load()
+    if address is None and "RAY_ADDRESS" not in os.environ:
+        if record is None:
+            raise NotConnected(
+                "no cotenant is running here: start one with 'cotenant up --local', or name a Ray cluster with "
+                "--address or RAY_ADDRESS"
+            )
+        address = record.address
+    os.environ.setdefault("RAY_AUTH_MODE", record.auth_mode if record else "disabled")
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = address or os.environ["RAY_ADDRESS"]
+        raise NotConnected(f"no Ray cluster answers at {where}: {error}") from error
