@@ -24,6 +24,7 @@ class GpuInfo:
         memory_bytes: Memory jobs may use.
         visible_env: Environment variables that make a process see just this GPU.
         cores: CPU cores the device consists of (``cpu`` backend), else empty.
+        physical_memory_bytes: Memory the hardware has, the yardstick for absurd readings; None = ``memory_bytes``.
     """
 
     gpu_id: str
@@ -32,6 +33,7 @@ class GpuInfo:
     memory_bytes: int
     visible_env: Mapping[str, str]
     cores: tuple[int, ...] = ()
+    physical_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,9 @@ class JobSample:
     """One reading of one job on one GPU.
 
     ``busy_s`` is a counter: seconds of device time the job has used since it was first seen (monotonic), from which
-    utilisation over any interval follows. ``util`` is used instead by devices that only report a ratio.
+    utilisation over any interval follows: one second a second is the whole device, however many cores it has. ``util``
+    is used instead by devices that only report a ratio. ``host_busy_s`` is a counter of CPU seconds used outside the
+    device; a job on several GPUs has an equal part of it on each, so that the sum over its GPUs is the job's.
     """
 
     job_id: str
@@ -76,11 +80,14 @@ class DeviceBackend(Protocol):
     name: str
 
     def discover(self) -> Sequence[GpuInfo]:
-        """Return this host's GPUs, in index order. Called once, before anything else."""
+        """Return this host's GPUs, in index order. Called before anything else; later calls return the same."""
         ...
 
     def watch(self, job_id: str, gpu_ids: Sequence[str], root_pid: int) -> None:
         """Attribute ``root_pid`` and all its descendants to the job from now on.
+
+        A further call for a job that is already watched adds a root (and GPUs it did not have). A process that does
+        not exist is no error: the job's readings are missing until one of its roots lives.
 
         Raises:
             KeyError: A GPU id that ``discover`` did not return.
