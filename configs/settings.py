@@ -11,7 +11,7 @@ Seconds = Annotated[float, Field(gt=0.0)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PlacementSettings(_Section):
