@@ -1,0 +1,369 @@
+"""Everything the core knows, with the indices that keep it fast, as one object that round-trips through JSON.
+
+Only :class:`~cotenant.scheduler.core.engine.Core` changes a state, and only through the methods here, so that the
+indices cannot drift from the records. Everything that decides anything is read in an order that the records
+determine (submission order, order of announcement), never in the order in which an index happened to grow: a state
+read back from JSON decides as the original would have.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from pydantic import ConfigDict, TypeAdapter
+
+from cotenant.configs.settings import Settings
+from cotenant.forecasting.profiles import from_hints
+from cotenant.forecasting.types import DemandProfile, Signature
+from cotenant.placement.resize import ResizeMemory, UsageSignal
+from cotenant.placement.statement import resident_of
+from cotenant.placement.types import GpuView, Request, Share
+from cotenant.scheduler.core.model import PRIORITY_WEIGHTS, Gpu, Host, Job, JobSpec, JobState
+
+SCHEMA_VERSION = 1
+KEPT_ENDED_JOBS = 10_000
+KEPT_FINGERPRINTS = 10_000
+
+
+class InvariantViolation(Exception):
+    """The state breaks a promise of the architecture: a bug. The message tells what led to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was last measured of one job on one GPU, and what follows from it for its share."""
+
+    signature: Signature
+    signal: UsageSignal
+    measured_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An immutable picture of a state, taken at the start of a scheduling cycle.
+
+    Attributes:
+        now: Unix seconds.
+        settings: The settings in force.
+        waiting: Jobs that may be placed now, in order of submission.
+        gpus: All GPUs with their residents.
+        hosts_known: At least one host is known.
+        jobs: All jobs by id.
+    """
+
+    now: float
+    settings: Settings
+    waiting: tuple[Job, ...]
+    gpus: tuple[GpuView, ...]
+    hosts_known: bool
+    jobs: Mapping[str, Job]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The part of a state that is written down; the indices follow from it."""
+
+    schema_version: int
+    configured: Settings
+    settings: Settings
+    now: float
+    cycle: int
+    next_seq: int
+    jobs: tuple[Job, ...]
+    hosts: tuple[Host, ...]
+    gpus: tuple[Gpu, ...]
+    profiles: dict[str, DemandProfile]
+    usage: dict[str, dict[str, Usage]]
+    resize_memory: dict[str, ResizeMemory]
+    reported_at: dict[str, float]
+    ignored: dict[str, int]
+    overlooked: dict[str, int]
+
+
+# The one-element tuple carries the configuration, which a bare dataclass cannot: infinities survive the round trip.
+_ADAPTER = TypeAdapter(tuple[_Record], config=ConfigDict(ser_json_inf_nan="constants"))
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """The records of the core.
+
+    Attributes:
+        settings: In force now.
+        configured: As the scheduler was started with, before any change by an administrator.
+        now: Time of the last batch of events; never goes backwards.
+        cycle: Number of scheduling cycles so far.
+        next_seq: Number of the next submission.
+        jobs: All jobs by id, in order of submission; at most ``KEPT_ENDED_JOBS`` of them have ended.
+        hosts: Known hosts by id.
+        gpus: Their GPUs by id.
+        profiles: What is known of each fingerprint.
+        usage: Last measurement by job id and GPU id.
+        resize_memory: What resizing remembers, by GPU id.
+        reported_at: When each host last reported measurements.
+        ignored: How many events were ignored, by reason.
+        overlooked: For how many cycles in a row a waiting job was not given an idle GPU it fits (see invariants).
+    """
+
+    settings: Settings
+    configured: Settings
+    now: float = 0.0
+    cycle: int = 0
+    next_seq: int = 0
+    jobs: dict[str, Job] = field(default_factory=dict)
+    hosts: dict[str, Host] = field(default_factory=dict)
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    profiles: dict[str, DemandProfile] = field(default_factory=dict)
+    usage: dict[str, dict[str, Usage]] = field(default_factory=dict)
+    resize_memory: dict[str, ResizeMemory] = field(default_factory=dict)
+    reported_at: dict[str, float] = field(default_factory=dict)
+    ignored: dict[str, int] = field(default_factory=dict)
+    overlooked: dict[str, int] = field(default_factory=dict)
+    queued: set[str] = field(default_factory=set)
+    pending: set[str] = field(default_factory=set)
+    leased: set[str] = field(default_factory=set)
+    delayed: set[str] = field(default_factory=set)
+    on_gpu: dict[str, set[str]] = field(default_factory=dict)
+    _ended: list[tuple[float, int, str]] = field(default_factory=list)
+    _views: dict[str, GpuView] = field(default_factory=dict)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def in_order(self, job_ids: Iterable[str]) -> list[Job]:
+        """Return these jobs in order of submission."""
+        return sorted((self.jobs[job_id] for job_id in job_ids), key=lambda job: job.seq)
+
+    def residents(self, gpu_id: str) -> list[Job]:
+        """Return the jobs that hold a share of the GPU, in order of submission."""
+        return self.in_order(self.on_gpu.get(gpu_id, ()))
+
+    def on_host(self, host_id: str) -> list[Job]:
+        """Return the leased jobs that have a part on the host which it has not let go of, in order of submission."""
+        jobs = self.in_order(self.leased)
+        return [job for job in jobs if host_id in job.hosts and host_id not in job.exited_hosts]
+
+    def profile_of(self, job: Job) -> DemandProfile:
+        """Return the best that is known of the job: its own measurements, its fingerprint's, its hints."""
+        known = job.profile or self.profiles.get(job.spec.fingerprint)
+        return known or from_hints(job.spec.hints.compute, job.spec.hints.gpu_memory)
+
+    def request_of(self, job: Job) -> Request:
+        """Return what the job asks of placement."""
+        return request_of(job.spec, self.profile_of(job), job.memory_hint_corrected, self.settings)
+
+    def shares_on(self, job: Job, host_id: str) -> tuple[Share, ...]:
+        """Return the job's shares that lie on the host."""
+        shares = job.lease.shares if job.lease else ()
+        return tuple(share for share in shares if self._host_of(share.gpu_id) == host_id)
+
+    def view(self, gpu_id: str) -> GpuView:
+        """Return the GPU with its residents, as placement sees it."""
+        view = self._views.get(gpu_id)
+        if view is None:
+            view = self._views[gpu_id] = self._build_view(self.gpus[gpu_id])
+        return view
+
+    def snapshot(self) -> Snapshot:
+        """Return an immutable picture of the state, for one scheduling cycle or one look."""
+        waiting = self.in_order(job_id for job_id in self.queued if self.jobs[job_id].not_before <= self.now)
+        return Snapshot(
+            now=self.now,
+            settings=self.settings,
+            waiting=tuple(waiting),
+            gpus=tuple(self.view(gpu_id) for gpu_id in self.gpus),
+            hosts_known=bool(self.hosts),
+            jobs=MappingProxyType(dict(self.jobs)),
+        )
+
+    # -- changing ---------------------------------------------------------------------------------------------------
+
+    def put(self, job: Job) -> None:
+        """Record a new or changed job and bring the indices in line.
+
+        Raises:
+            InvariantViolation: The job had ended, or its epoch goes backwards.
+        """
+        job_id = job.spec.job_id
+        old = self.jobs.get(job_id)
+        if old is not None and (old.state.terminal or job.epoch < old.epoch):
+            raise InvariantViolation(
+                f"job {job_id!r} is {old.state} at epoch {old.epoch} and was to become {job.state} at epoch {job.epoch}"
+            )
+        self.jobs[job_id] = job
+        self._index(job, old)
+        if job.state.terminal:
+            heapq.heappush(self._ended, (job.ended_at or 0.0, job.seq, job_id))
+            self._drop_oldest_ended()
+
+    def put_host(self, host: Host) -> None:
+        """Record a host and its GPUs; GPUs it no longer has are dropped. A GPU belongs to its last announcer."""
+        self.hosts[host.host_id] = host
+        announced = {gpu.gpu_id for gpu in host.gpus}
+        for gpu in list(self.gpus.values()):
+            if gpu.host_id == host.host_id and gpu.gpu_id not in announced:
+                self._drop_gpu(gpu.gpu_id)
+        for gpu in host.gpus:
+            self.gpus[gpu.gpu_id] = replace(gpu, host_id=host.host_id)
+        self._views.clear()
+
+    def drop_host(self, host_id: str) -> None:
+        """Forget a host and its GPUs."""
+        self.hosts.pop(host_id, None)
+        self.reported_at.pop(host_id, None)
+        for gpu in list(self.gpus.values()):
+            if gpu.host_id == host_id:
+                self._drop_gpu(gpu.gpu_id)
+        self._views.clear()
+
+    def learn(self, fingerprint: str, profile: DemandProfile) -> None:
+        """Keep what a run of this fingerprint showed, unless a longer observation is known."""
+        known = self.profiles.pop(fingerprint, None)
+        if known is not None and known.observed_s > profile.observed_s:
+            profile = known
+        self.profiles[fingerprint] = profile
+        if len(self.profiles) > KEPT_FINGERPRINTS:
+            del self.profiles[next(iter(self.profiles))]
+
+    def set_settings(self, settings: Settings) -> None:
+        """Put settings in force."""
+        self.settings = settings
+        self._views.clear()
+
+    def ignore(self, reason: str) -> None:
+        """Count an event that was ignored."""
+        self.ignored[reason] = self.ignored.get(reason, 0) + 1
+
+    # -- JSON -------------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> bytes:
+        """Return the state as JSON; equal states give equal bytes."""
+        record = _Record(
+            schema_version=SCHEMA_VERSION,
+            configured=self.configured,
+            settings=self.settings,
+            now=self.now,
+            cycle=self.cycle,
+            next_seq=self.next_seq,
+            jobs=tuple(self.jobs.values()),
+            hosts=tuple(self.hosts.values()),
+            gpus=tuple(self.gpus.values()),
+            profiles=self.profiles,
+            usage=self.usage,
+            resize_memory=self.resize_memory,
+            reported_at=self.reported_at,
+            ignored=self.ignored,
+            overlooked=self.overlooked,
+        )
+        return _ADAPTER.dump_json((record,))
+
+    @classmethod
+    def from_json(cls, text: bytes) -> State:
+        """Return the state that ``to_json`` wrote.
+
+        Raises:
+            ValueError: The text is not such a state (pydantic's message says where).
+        """
+        (record,) = _ADAPTER.validate_json(text)
+        state = cls(
+            settings=record.settings,
+            configured=record.configured,
+            now=record.now,
+            cycle=record.cycle,
+            next_seq=record.next_seq,
+            hosts={host.host_id: host for host in record.hosts},
+            gpus={gpu.gpu_id: gpu for gpu in record.gpus},
+            profiles=record.profiles,
+            usage=record.usage,
+            resize_memory=record.resize_memory,
+            reported_at=record.reported_at,
+            ignored=record.ignored,
+            overlooked=record.overlooked,
+        )
+        for job in record.jobs:
+            state.put(job)
+        return state
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _index(self, job: Job, old: Job | None) -> None:
+        job_id = job.spec.job_id
+        for index, belongs in (
+            (self.queued, job.state is JobState.QUEUED),
+            (self.pending, job.state is JobState.PENDING),
+            (self.leased, job.lease is not None),
+            (self.delayed, job.state is JobState.QUEUED and job.not_before > 0.0),
+        ):
+            if belongs:
+                index.add(job_id)
+            else:
+                index.discard(job_id)
+        if job.state is not JobState.QUEUED:
+            self.overlooked.pop(job_id, None)
+        before = {share.gpu_id for share in old.lease.shares} if old and old.lease else set()
+        after = {share.gpu_id for share in job.lease.shares} if job.lease else set()
+        for gpu_id in before - after:
+            self.on_gpu[gpu_id].discard(job_id)
+        for gpu_id in after - before:
+            self.on_gpu.setdefault(gpu_id, set()).add(job_id)
+        if old is None or old.lease is not job.lease or old.profile is not job.profile:
+            for gpu_id in before | after:
+                self._views.pop(gpu_id, None)
+
+    def _build_view(self, gpu: Gpu) -> GpuView:
+        host = self.hosts[gpu.host_id]
+        note = "" if host.reachable else f"host {host.name} does not answer"
+        return GpuView(
+            gpu_id=gpu.gpu_id,
+            host_id=gpu.host_id,
+            gpu_type=gpu.gpu_type,
+            memory_bytes=gpu.memory_bytes,
+            residents=tuple(
+                resident_of(self.request_of(job), share)
+                for job in self.residents(gpu.gpu_id)
+                if job.lease is not None
+                for share in job.lease.shares
+                if share.gpu_id == gpu.gpu_id
+            ),
+            schedulable=host.reachable and gpu.healthy,
+            note=note if gpu.healthy else "the GPU is lost or not healthy",
+        )
+
+    def _host_of(self, gpu_id: str) -> str | None:
+        gpu = self.gpus.get(gpu_id)
+        return gpu.host_id if gpu else None
+
+    def _drop_gpu(self, gpu_id: str) -> None:
+        del self.gpus[gpu_id]
+        self.resize_memory.pop(gpu_id, None)
+
+    def _drop_oldest_ended(self) -> None:
+        while len(self._ended) > KEPT_ENDED_JOBS:
+            _, _, job_id = heapq.heappop(self._ended)
+            del self.jobs[job_id]
+
+
+def request_of(spec: JobSpec, profile: DemandProfile, corrected: int | None, settings: Settings) -> Request:
+    """Return what a job asks of placement.
+
+    Args:
+        spec: The job as submitted.
+        profile: What is known of its demand.
+        corrected: Memory learnt from an overrun, in bytes; replaces the hint. None = no overrun.
+        settings: The settings in force.
+    """
+    hints = spec.hints
+    limit = settings.placement.default_max_slowdown if hints.max_slowdown is None else hints.max_slowdown
+    return Request(
+        job_id=spec.job_id,
+        gpus=hints.gpus,
+        memory_bytes=hints.gpu_memory if corrected is None else corrected,
+        compute=hints.compute,
+        profile=profile,
+        max_slowdown=limit,
+        exclusive=hints.isolation == "hard",
+        one_host=hints.gang == "host",
+        weight=PRIORITY_WEIGHTS[hints.priority],
+    )

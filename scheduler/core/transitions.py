@@ -1,0 +1,109 @@
+"""Which state a job may go to from which, and the one function that moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cotenant.scheduler.core.model import Job, JobState, StateChange
+
+HISTORY_LENGTH = 50
+
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
+    JobState.PENDING: frozenset(
+        {
+            JobState.QUEUED,  # a GPU host is known: the job may be placed
+            JobState.CANCELLED,  # stopped before it was ever queued
+        }
+    ),
+    JobState.QUEUED: frozenset(
+        {
+            JobState.STARTING,  # placed: the job holds a lease
+            JobState.FAILED,  # no device could ever take it
+            JobState.CANCELLED,  # stopped while waiting
+        }
+    ),
+    JobState.STARTING: frozenset(
+        {
+            JobState.RUNNING,  # every host has started its part
+            JobState.STOPPING,  # stopped, timed out, or one of several hosts let go of it
+            JobState.QUEUED,  # its only host failed to start it or was lost: another try
+            JobState.SUCCEEDED,  # ended so quickly that the exit overtook the start
+            JobState.FAILED,  # could not be started, or ended badly at once
+        }
+    ),
+    JobState.RUNNING: frozenset(
+        {
+            JobState.SUSPENDED,  # paused; its share is kept
+            JobState.STOPPING,  # stopped, evicted, or one of several hosts let go of it
+            JobState.QUEUED,  # host lost or failed, and the restart policy allows another try
+            JobState.SUCCEEDED,  # exit code 0
+            JobState.FAILED,  # any other end without another try
+        }
+    ),
+    JobState.SUSPENDED: frozenset(
+        {
+            JobState.RUNNING,  # resumed
+            JobState.STOPPING,  # stopped or evicted while paused
+            JobState.QUEUED,  # host lost while paused, another try
+            JobState.SUCCEEDED,  # the exit overtook the pause
+            JobState.FAILED,  # host lost or killed while paused, no other try
+        }
+    ),
+    JobState.STOPPING: frozenset(
+        {
+            JobState.CANCELLED,  # stopped on request, all processes gone
+            JobState.QUEUED,  # evicted or host lost: another try
+            JobState.SUCCEEDED,  # one of several hosts ended well, the others were stopped
+            JobState.FAILED,  # ended badly, all processes gone
+        }
+    ),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+
+class InvalidTransition(Exception):
+    """A job was to go where it cannot go: a bug in the core. The message tells the job's story."""
+
+    def __init__(self, job: Job, state: JobState, reason: str) -> None:
+        self.job = job
+        self.state = state
+        self.reason = reason
+        super().__init__(job.spec.job_id, state, reason)
+
+    def __str__(self) -> str:
+        accepted = ", ".join(sorted(TRANSITIONS[self.job.state])) or "nothing, it has ended"
+        return (
+            f"job {self.job.spec.job_id!r} cannot go from {self.job.state} to {self.state} ({self.reason}); "
+            f"possible: {accepted}. Its history:\n{story(self.job)}"
+        )
+
+
+def advance(job: Job, state: JobState, now: float, reason: str) -> Job:
+    """Return the job in its next state, with the change in its history.
+
+    Args:
+        job: The job.
+        state: The next state.
+        now: Unix seconds.
+        reason: Why, for people.
+
+    Raises:
+        InvalidTransition: The transition table has no such edge.
+    """
+    if state not in TRANSITIONS[job.state]:
+        raise InvalidTransition(job, state, reason)
+    return replace(
+        job,
+        state=state,
+        reason=reason,
+        history=(*job.history[1 - HISTORY_LENGTH :], StateChange(now, state, reason)),
+        ended_at=now if state.terminal else None,
+    )
+
+
+def story(job: Job) -> str:
+    """Return the job's history, one change per line."""
+    return "\n".join(f"  {change.at:.3f} {change.state}: {change.reason}" for change in job.history)
