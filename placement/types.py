@@ -80,6 +80,7 @@ FitErrorKind = Literal[
     "compute_short",
     "slowdown_self",
     "slowdown_neighbour",
+    "no_saving",
     "exclusive_resident",
     "exclusive_wanted",
     "unprofiled_resident",
@@ -87,6 +88,7 @@ FitErrorKind = Literal[
     "share_limit",
     "not_schedulable",
     "too_few_gpus",
+    "too_few_on_host",
     "gpus_never",
 ]
 
