@@ -1,0 +1,46 @@
+# The front door. Every target makes the virtual environment itself when it is missing or stale.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export OMP_NUM_THREADS ?= 1
+export RAY_AUTH_MODE ?= disabled
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: run test check bench docs clean lock venv
+
+run: venv  ## the demo: real jobs share devices; about five minutes; build/demo/report.html
+	$(BIN)/python examples/demo.py --out build/demo
+
+test: check  ## everything that gates a commit: check, then unit, contract and cluster tests
+	$(BIN)/python -m pytest -q
+
+check: venv  ## lint, formatting, types, walls between the rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: venv  ## all benchmarks, about ten minutes; tables on the terminal, JSON in build/bench
+	mkdir -p build/bench
+	set -e; for script in sampler workloads shares core latency; do \
+	  echo "== $$script"; $(BIN)/python benchmarks/$$script.py --json build/bench/$$script.json; done
+
+docs: venv  ## regenerate the documents that are made from code (OpenAPI)
+	$(BIN)/python -m cotenant.dashboards.openapi
+
+clean:  ## remove what the targets above made
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+lock: venv  ## write requirements/lock.txt from what is installed
+	{ sed -n 1p requirements/lock.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//'; } > requirements/lock.new
+	mv requirements/lock.new requirements/lock.txt
+
+venv: $(STAMP)
+
+$(STAMP): requirements/lock.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lock.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $(STAMP)
