@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors.host_agent import HostAgent
-from cotenant.scheduler.names import API, NAMESPACE, PRM, agent_name
+from cotenant.scheduler.names import NAMESPACE, PRM, agent_name
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command
 from cotenant.scheduler.views import ComponentHealth, Health
@@ -60,8 +60,7 @@ class Fleet:
     def health(self, silence: Mapping[str, float]) -> Health:
         """Ask every component whether it answers. ``silence``: seconds since each host's last report."""
         components = [ComponentHealth(name="scheduler", ok=True, note="")]
-        wanted = [PRM, API] if self._settings.api.enabled else [PRM]
-        components.extend(_ping(name) for name in wanted)
+        components.append(_ping(PRM))
         for host_id, seconds in sorted(silence.items()):
             ok = seconds <= self._settings.lease.ttl_s
             components.append(

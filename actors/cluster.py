@@ -1,0 +1,283 @@
+"""Brings cotenant up on a Ray cluster and down again."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cotenant.actors.claims import release_claim
+from cotenant.actors.prm_actor import Prm
+from cotenant.actors.scheduler_actor import Scheduler
+from cotenant.configs.settings import Settings
+from cotenant.scheduler.client import Client
+from cotenant.scheduler.errors import CotenantError, NotConnected
+from cotenant.scheduler.names import API, NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name, home
+
+RAY_START_TIMEOUT_S = 90.0
+HOSTS_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpReport:
+    """What runs after ``up``."""
+
+    address: str
+    hosts: int
+    gpus: int
+    api_url: str | None
+    token_path: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DownReport:
+    """What ``down`` did."""
+
+    stopped_jobs: int
+    notes: tuple[str, ...]
+
+
+def up(address: str | None, local: bool, settings: Settings, api_class: type | None) -> UpReport:
+    """Start cotenant's actors on a Ray cluster; idempotent.
+
+    Args:
+        address: Ray address of a running cluster; None = the one Ray finds.
+        local: Start a Ray head on this machine (loopback only) first, when none was started by us before.
+        settings: All settings; a cotenant that runs already keeps its own.
+        api_class: The actor class that serves the admin API (it lives in a room above this one); None = no API.
+
+    Raises:
+        CotenantError: Ray cannot be started or reached, or no host reports in time.
+    """
+    record = ClusterRecord.load()
+    ray_pid: int | None = None
+    if ray.is_initialized():
+        address = ray.get_runtime_context().gcs_address
+    elif local:
+        if record is None or record.ray_pid is None or not _alive(record.ray_pid):
+            ray_pid, address = _start_ray(settings)
+        else:
+            ray_pid, address = record.ray_pid, record.address
+        _join(address)
+    else:
+        _join(address or "auto")
+    notes = start_actors(settings, api_class)
+    with Client.connect() as client:
+        _wait_for_hosts(client)
+        hosts, gpus = client.hosts(), client.gpus()
+    serves = settings.api.enabled and api_class is not None
+    api_url = ray.get(ray.get_actor(API, NAMESPACE).url.remote()) if serves else None
+    token = home() / "token" if serves and settings.api.require_token else None
+    ClusterRecord(
+        address=ray.get_runtime_context().gcs_address,
+        auth_mode=os.environ.get("RAY_AUTH_MODE", "disabled"),
+        ray_pid=ray_pid,
+        api_url=api_url,
+    ).save()
+    return UpReport(
+        address=ray.get_runtime_context().gcs_address,
+        hosts=len(hosts),
+        gpus=len(gpus),
+        api_url=api_url,
+        token_path=str(token) if token else None,
+        notes=tuple(notes),
+    )
+
+
+def start_actors(settings: Settings, api_class: type | None) -> list[str]:
+    """Create the detached control actors on the head node (or find those that exist); host agents follow by themselves.
+
+    The control actors are pinned to the head node: on any other they would die with a worker node.
+    """
+    head = _head_node_id()
+    state_dir = home()
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    journal_url = settings.journal.url or f"sqlite:///{state_dir / 'journal.sqlite'}"
+    notes = []
+
+    def start(cls: type, name: str, threads: int, *args: object) -> None:
+        actor = (
+            ray.remote(cls)
+            .options(
+                name=name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=threads,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
+            )
+            .remote(*args)
+        )
+        ray.get(actor.ping.remote())
+
+    start(Prm, PRM, 1, str(state_dir))
+    start(Scheduler, SCHEDULER, 64, settings.model_dump_json(), journal_url)
+    if settings.api.enabled and api_class is not None:
+        token = ensure_token() if settings.api.require_token else None
+        start(api_class, API, 4, settings.api.model_dump_json(), token)
+        if token is None:
+            notes.append("the admin API asks for no token (api.require_token = false)")
+    return notes
+
+
+def down(force: bool) -> DownReport:
+    """Stop all jobs, then cotenant's actors, then the Ray head if ``up --local`` started it.
+
+    Args:
+        force: Do not wait for jobs to end; their supervisors kill them when their lease expires.
+    """
+    record = ClusterRecord.load()
+    notes: list[str] = []
+    stopped = 0
+    try:
+        with Client.connect() as client:
+            if not ray.is_initialized():  # pragma: no cover - connect() has just done it
+                raise NotConnected("no Ray cluster")
+            stopped = _stop_jobs(client, force, notes)
+            _kill_actors(client)
+    except NotConnected as error:
+        notes.append(str(error))
+    if record is not None and record.ray_pid is not None:
+        _end_ray(record.ray_pid)
+        notes.append("stopped the Ray head that 'cotenant up --local' had started")
+    ClusterRecord.remove()
+    return DownReport(stopped, tuple(notes))
+
+
+def ensure_token() -> str:
+    """Return the API's bearer token, made on first use and readable by the owner only."""
+    path = home() / "token"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(32))
+    return path.read_text(encoding="utf-8").strip()
+
+
+def _join(address: str) -> None:
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise NotConnected(f"no Ray cluster answers at {address}: {error}; 'cotenant up --local' starts one") from error
+
+
+def _start_ray(settings: Settings) -> tuple[int, str]:
+    """Start a Ray head in the foreground of a process of its own, so that exactly it can be stopped again."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    log = home() / "ray-head.log"
+    home().mkdir(parents=True, exist_ok=True, mode=0o700)
+    devices = settings.device.count or max(1, len(os.sched_getaffinity(0)) // settings.device.cores_per_gpu)
+    port = _free_port()
+    command = [
+        str(Path(sys.executable).parent / "ray"),
+        *("start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"),
+        *(f"--num-gpus={devices}", "--disable-usage-stats", "--dashboard-host=127.0.0.1"),
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    address = f"127.0.0.1:{port}"
+
+    def ready() -> bool:
+        if process.poll() is not None:
+            raise CotenantError(f"Ray did not start (exit code {process.returncode}); its log: {log}")
+        return "Ray runtime started" in log.read_text(encoding="utf-8", errors="replace")
+
+    _await(ready, RAY_START_TIMEOUT_S, f"Ray did not start; its log: {log}")
+    return process.pid, address
+
+
+def _end_ray(pid: int) -> None:
+    """End the Ray head started by us: SIGTERM lets it end its children; what is left of its session is killed."""
+    if _alive(pid):
+        os.kill(pid, signal.SIGTERM)
+        try:
+            _await(lambda: not _alive(pid), STOP_TIMEOUT_S, "")
+        except CotenantError:
+            pass
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _stop_jobs(client: Client, force: bool, notes: list[str]) -> int:
+    scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
+    stopped = int(ray.get(scheduler.shut_down.remote()))
+    if not force:
+        try:
+            _await(lambda: not client.jobs(active_only=True), STOP_TIMEOUT_S, "jobs do not end")
+        except CotenantError:
+            notes.append("some jobs did not end in time; their supervisors kill them when their lease expires")
+    return stopped
+
+
+def _kill_actors(client: Client) -> None:
+    hosts = [host.host_id for host in client.hosts()]
+    scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
+    ray.get(scheduler.close.remote())
+    for name in (API, SCHEDULER, PRM, *(agent_name(host_id) for host_id in hosts)):
+        try:
+            ray.kill(ray.get_actor(name, NAMESPACE), no_restart=True)
+        except ValueError:
+            continue  # it is gone already
+    for host_id in hosts:
+        release_claim(host_id)
+
+
+def _wait_for_hosts(client: Client) -> None:
+    def all_in() -> bool:
+        hosts = client.hosts()
+        return bool(hosts) and all(host.reachable for host in hosts)
+
+    _await(all_in, HOSTS_TIMEOUT_S, "no host agent has reported: look at 'cotenant doctor --cluster'")
+
+
+def _head_node_id() -> str:
+    for node in ray.nodes():
+        if node["Alive"] and "node:__internal_head__" in node["Resources"]:
+            return str(node["NodeID"])
+    raise CotenantError("this Ray cluster has no live head node")
+
+
+def _await(condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise CotenantError(f"{otherwise} (waited {timeout_s:g} s)")
+        time.sleep(0.1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    import socket  # noqa: PLC0415 - only for a local head
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+__all__: list[Any] = ["DownReport", "UpReport", "down", "ensure_token", "start_actors", "up"]
