@@ -45,6 +45,16 @@ class UsageView(View):
     controls: str = ""
 
 
+class ColocationView(View):
+    """A stretch of time with the same neighbours; ``end`` None = it lasts."""
+
+    start: float
+    end: float | None
+    gpu_id: str
+    neighbours: list[str]
+    slowdown_predicted: float
+
+
 class JobView(View):
     """A job as its owner sees it."""
 
@@ -69,6 +79,7 @@ class JobView(View):
     solo_step_rate: float | None
     not_placeable: bool
     history: list[HistoryView]
+    colocations: list[ColocationView] = []
 
 
 class GpuView(View):
