@@ -1,0 +1,193 @@
+"""The process that trains: counts its optimizer rounds and holds it to its share at each of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .memory import MemoryLimit, lift
+from .reportfile import Controls, ReportWriter, is_alive, read_reports
+from .shareword import ShareReader, count_shares
+from .throttle import Throttle
+
+REFRESH_S = 1.0
+POLL_S = 0.05
+_RECENT_S = 10.0
+
+
+class Config(NamedTuple):
+    """What the environment of a job says.
+
+    Attributes:
+        job_dir: The job's directory on this host.
+        device_cores: For each of the job's shares on this host, the CPU cores of its device.
+        host_cores: Where helper processes may run.
+        share_index: The share to use when ``LOCAL_RANK`` does not say.
+    """
+
+    job_dir: str
+    device_cores: tuple[frozenset[int], ...]
+    host_cores: frozenset[int]
+    share_index: int
+
+
+class DeviceProcess:
+    """This process' part of the job: its pin, its report, its share.
+
+    Raises:
+        OSError: The job directory cannot be used.
+        ShareWordError: The share word cannot be read.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._lock = threading.RLock()  # optimizers may step in several threads
+        self._round: set[int] = set()
+        self._steps = 0
+        self._throttled_s = 0.0
+        self._last_step_s = 0.0
+        self._controls = Controls(0)
+        self._compute = 1.0
+        self._peers = 1
+        self._memory_bytes = 0
+        self._refresh_at = 0.0
+        self._throttle = Throttle()
+        self._memory = MemoryLimit()
+        self._use_share(_share_index(config))
+        self._publish()
+
+    def on_step(self, optimizer: object) -> None:
+        """Take note of one optimizer step and, when the share is used up, wait until it is not."""
+        with self._lock:
+            now = time.monotonic()
+            self._count(optimizer)
+            self._last_step_s = now
+            if now >= self._refresh_at or self._share.changed():
+                self._refresh(now)
+            self._publish()
+            if self._compute < 1.0:
+                self._hold()
+
+    def release(self) -> None:
+        """Off the device: every thread may run where helpers may, and memory is not limited any more."""
+        _move_threads(self._config.host_cores)
+        lift()
+
+    def _count(self, optimizer: object) -> None:
+        """Count rounds: one when the first optimizer steps, the next when one steps that has already stepped in it."""
+        key = id(optimizer)
+        if key in self._round:
+            self._round.clear()
+        if not self._round:
+            self._steps += 1
+        self._round.add(key)
+
+    def _refresh(self, now: float) -> None:
+        """Everything that need not happen at each step: new shares, company on the share, a wandering pin, memory."""
+        if self._steps == 1 and self._index != _share_index(self._config):
+            self._use_share(_share_index(self._config))  # the program chose its rank after importing torch
+        self._peers = self._count_peers(now)
+        self._load_share()
+        self._pin()
+        self._limit_memory()
+        self._controls |= Controls.STEPS
+        self._refresh_at = now + REFRESH_S
+
+    def _use_share(self, index: int) -> None:
+        self._index = index
+        self._cores = self._config.device_cores[index]
+        self._share = ShareReader(f"{self._config.job_dir}/share", index)
+        self._report = ReportWriter(self._config.job_dir, index)
+        self._pin()
+
+    def _load_share(self) -> None:
+        share = self._share.read()
+        if share is None:
+            return
+        compute = share.compute / self._peers
+        if self._compute >= 1.0 > compute:
+            self._throttle.restart()  # what was used while nothing was capped is nobody's debt
+        self._compute = compute
+        self._memory_bytes = share.memory_bytes // self._peers
+        self._controls = self._controls | Controls.COMPUTE if compute < 1.0 else self._controls & ~Controls.COMPUTE
+
+    def _count_peers(self, now: float) -> int:
+        """Number of processes that train on the same share at the moment, this one included."""
+        others = 0
+        for report in read_reports(self._config.job_dir):
+            stepping = report.steps > 0 and now - report.last_step_s < _RECENT_S
+            same_share = report.share_index == self._index and report.pid != os.getpid()
+            if stepping and same_share and is_alive(report):
+                others += 1
+        return 1 + others
+
+    def _pin(self) -> None:
+        """Move every thread onto the device's cores."""
+        if os.sched_getaffinity(0) <= self._cores and self._controls & Controls.PINNED:
+            return
+        _move_threads(self._cores)
+        self._controls |= Controls.PINNED
+
+    def _limit_memory(self) -> None:
+        try:
+            self._memory.apply(self._memory_bytes)
+        except (OSError, ValueError):
+            self._controls &= ~Controls.MEMORY  # the report says that memory is not limited
+        else:
+            self._controls |= Controls.MEMORY
+
+    def _hold(self) -> None:
+        """Sleep off what was used beyond the share, in short pieces so that a grown share takes effect at once."""
+        wait_s = self._throttle.settle(self._compute * len(self._cores))
+        while wait_s > 0.0:
+            started = time.monotonic()
+            time.sleep(min(wait_s, POLL_S))
+            self._throttled_s += time.monotonic() - started
+            if self._share.changed():
+                self._load_share()
+            self._publish()
+            wait_s = self._throttle.settle(self._compute * len(self._cores)) if self._compute < 1.0 else 0.0
+
+    def _publish(self) -> None:
+        self._report.write(self._steps, self._last_step_s, self._throttled_s, self._controls)
+
+
+def _move_threads(cores: frozenset[int]) -> None:
+    for task in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setaffinity(int(task), cores)
+        except ProcessLookupError:
+            continue  # the thread has ended meanwhile
+
+
+def _share_index(config: Config) -> int:
+    """Which of the job's shares this process uses: ``LOCAL_RANK`` where a launcher such as torchrun sets it."""
+    rank = os.environ.get("LOCAL_RANK", "")
+    index = int(rank) if rank.isdecimal() else config.share_index
+    return index % len(config.device_cores)
+
+
+def read_config(environ: Mapping[str, str]) -> Config:
+    """Read the job's environment.
+
+    Raises:
+        KeyError: A variable is missing.
+        ValueError: A variable has a value that is not accepted.
+        OSError: There is no readable share word.
+    """
+    if environ["COTENANT_DEVICE"] != "cpu":
+        raise ValueError(f"COTENANT_DEVICE: {environ['COTENANT_DEVICE']!r} is not accepted; give 'cpu'")
+    job_dir = environ["COTENANT_JOB_DIR"]
+    cores = tuple(_cores(part) for part in environ["COTENANT_CORES"].split(";"))
+    shares = count_shares(f"{job_dir}/share")
+    if len(cores) != shares:
+        raise ValueError(f"COTENANT_CORES: names {len(cores)} devices, the share word has {shares} shares")
+    index = int(environ.get("COTENANT_SHARE_INDEX", "0"))
+    return Config(job_dir, cores, _cores(environ["COTENANT_HOST_CORES"]), index)
+
+
+def _cores(text: str) -> frozenset[int]:
+    return frozenset(int(core) for core in text.split(","))
