@@ -1,0 +1,166 @@
+"""The demo behind ``make run``: real training jobs, one per device, then in static halves, then packed by cotenant.
+
+Everything is measured on this machine. Ray runs locally on loopback, jobs are the programs in ``examples/workloads``,
+which know nothing of cotenant; devices are slices of real cores (the ``cpu`` backend).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from demo_figures import Mode, figures
+from demo_report import render_console, write_html
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+MODES = ("exclusive", "static", "cotenant")
+TITLES = {
+    "exclusive": "1/3 one job per device",
+    "static": "2/3 static halves of a device",
+    "cotenant": "3/3 packed by cotenant",
+}
+MODE_TIMEOUT_S = 300.0
+POLL_S = 0.25
+EXAMPLES = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class DemoJob:
+    """One job of the mix."""
+
+    name: str
+    family: str
+    command: tuple[str, ...]
+    hints: Mapping[str, Any]
+
+
+def main() -> int:
+    """Run the demo; returns the process's exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("build/demo"), help="where report.html and report.json go")
+    parser.add_argument("--mix", type=Path, default=EXAMPLES.parent / "configs" / "demo.yaml", help="the jobs")
+    arguments = parser.parse_args()
+    console = Console()
+    out = arguments.out.resolve()
+    mix = load_mix(arguments.mix)
+    started = time.monotonic()
+    modes = run_modes(mix, out, console)
+    report = figures(modes, {job.name: job.family for job in mix})
+    report.update(context(), seconds=round(time.monotonic() - started, 1))
+    (out / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_html(report, out / "report.html")
+    console.print(render_console(report))
+    console.print(f"\nreport: {out / 'report.html'}\nfigures: {out / 'report.json'}")
+    failed = [run["name"] for mode in report["modes"].values() for run in mode["runs"] if run["state"] != "SUCCEEDED"]
+    if failed:
+        console.print(f"[red]jobs that did not succeed: {', '.join(failed)}[/red]")
+    return 1 if failed else 0
+
+
+def load_mix(path: Path) -> list[DemoJob]:
+    """Read the demo's jobs."""
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+    return [
+        DemoJob(
+            name=job["name"],
+            family=job["family"],
+            command=(sys.executable, *(str(word) for word in job["command"])),
+            hints=job.get("hints", {}),
+        )
+        for job in jobs
+    ]
+
+
+def run_modes(mix: Sequence[DemoJob], out: Path, console: Console) -> list[Mode]:
+    """Bring up Ray and cotenant with two devices and run the mix once per mode."""
+    state = out / "state"
+    shutil.rmtree(state, ignore_errors=True)
+    state.mkdir(parents=True)
+    os.environ["COTENANT_HOME"] = str(state)
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    import ray  # noqa: PLC0415 - after the environment it reads is set
+
+    from cotenant.actors import cluster  # noqa: PLC0415
+    from cotenant.configs.settings import ApiSettings, DeviceSettings, Settings  # noqa: PLC0415
+    from cotenant.scheduler.client import Client  # noqa: PLC0415
+
+    settings = Settings(device=DeviceSettings(count=2), api=ApiSettings(enabled=False))
+    console.print("starting Ray and cotenant on this machine …")
+    ray.init(
+        address="local", num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+        namespace="cotenant",
+    )  # fmt: skip
+    try:
+        up = cluster.up(None, False, settings, None)
+        console.print(f"cotenant runs on {up.hosts} host with {up.gpus} devices (each one CPU core of this machine)")
+        with Client.connect() as client:
+            modes = [run_mode(client, mode, mix, console) for mode in MODES]
+        cluster.down(force=False)
+        return modes
+    finally:
+        ray.shutdown()
+
+
+def run_mode(client: Any, mode: str, mix: Sequence[DemoJob], console: Console) -> Mode:
+    """Submit the whole mix under one policy, wait for the end, and collect what was measured."""
+    from cotenant.scheduler.hints import parse_hints  # noqa: PLC0415 - see run_modes
+
+    tuning = client.tuning()
+    placement = tuning.placement.model_copy(update={"policy": mode})
+    client.set_tuning(tuning.model_copy(update={"placement": placement}))
+    begun = time.time()
+    specs = [client.spec(job.command, parse_hints(job.hints, begun), name=job.name, cwd=str(EXAMPLES)) for job in mix]
+    names = {spec.job_id: job.name for spec, job in zip(specs, mix, strict=True)}
+    client.submit_many(specs)
+    explanations: dict[str, str] = {}
+    columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TextColumn("{task.fields[running]}"))  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(TITLES[mode], total=len(mix), running="")
+        deadline = time.monotonic() + MODE_TIMEOUT_S
+        while True:
+            views = [client.job(job_id) for job_id in names]
+            running = ", ".join(sorted(view.name for view in views if view.state == "RUNNING"))
+            progress.update(bar, completed=sum(view.state.terminal for view in views), running=running)
+            for view in views:
+                if view.state == "QUEUED":
+                    explanations[view.name] = client.explain(view.job_id).summary
+            if all(view.state.terminal for view in views):
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"mode {mode}: not all jobs ended within {MODE_TIMEOUT_S:g} s")
+            time.sleep(POLL_S)
+        progress.update(bar, running="")
+    return Mode(
+        name=mode,
+        begun=begun,
+        views=views,
+        windows=client.windows(list(names)),
+        devices=client.device_series(),
+        waiting=explanations,
+    )
+
+
+def context() -> dict[str, Any]:
+    """Return what the figures were measured with."""
+    packages = ("cotenant", "ray", "torch")
+    return {
+        "machine": {"cores": len(os.sched_getaffinity(0)), "system": platform.platform()},
+        "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

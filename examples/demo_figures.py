@@ -1,0 +1,170 @@
+"""Turns what the demo measured into its figures. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WARM_UP_WINDOWS = 2  # the first steps of a program are slower (caches, allocator), on every device
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One run of the mix.
+
+    Attributes:
+        name: "exclusive", "static" or "cotenant".
+        begun: Unix seconds at submission.
+        views: The jobs after they ended (``JobView``).
+        windows: Job id → its measured windows (``Signature``).
+        devices: GPU id → (Unix seconds, utilisation, memory bytes).
+        waiting: Job name → the last explanation while it was queued.
+    """
+
+    name: str
+    begun: float
+    views: Sequence[Any]
+    windows: Mapping[str, Sequence[Any]]
+    devices: Mapping[str, Sequence[tuple[float, float | None, float | None]]]
+    waiting: Mapping[str, str]
+
+
+def figures(modes: Sequence[Mode], families: Mapping[str, str]) -> dict[str, Any]:
+    """Return the report.
+
+    The individual slowdown of a job is its step rate alone (mode "exclusive") over its step rate in mode "cotenant",
+    both from the first to the last step of the run, stalls, evaluations and checkpoints included. The packing saving is
+    1 - T_together / T_alone: the time for which devices were occupied in mode "cotenant" over the sum of the jobs'
+    run times alone. The predicted saving replaces T_alone by what the predictions say the jobs did in the same time.
+    """
+    by_name = {mode.name: mode for mode in modes}
+    alone, packed = by_name["exclusive"], by_name["cotenant"]
+    jobs = [_job(view, alone, packed, families) for view in packed.views]
+    slowdowns = [job["slowdown_measured"] for job in jobs if job["slowdown_measured"] is not None]
+    occupied = _occupied_s(packed)
+    return {
+        "jobs": jobs,
+        "modes": {mode.name: _mode(mode, families) for mode in modes},
+        "packing_saving_measured": _saving(occupied, sum(_run_s(view) for view in alone.views)),
+        "packing_saving_predicted": _saving(occupied, _work_predicted_s(packed)),
+        "unfairness": max(slowdowns) / min(slowdowns) if slowdowns else None,
+        "decisions": _decisions(packed),
+        "refusals": [{"job": name, "text": text} for name, text in packed.waiting.items()],
+    }
+
+
+def step_rate(windows: Sequence[Any]) -> float | None:
+    """Return steps per second from the first to the last step, warm-up left out; None with too few windows."""
+    moving = [i for i, window in enumerate(windows) if window.step_rate]
+    if len(moving) <= WARM_UP_WINDOWS:
+        return None
+    span = [w for w in windows[moving[WARM_UP_WINDOWS] : moving[-1] + 1] if w.step_rate is not None]
+    return float(sum(w.step_rate * w.window_s for w in span) / sum(w.window_s for w in span))
+
+
+def _job(view: Any, alone: Mode, packed: Mode, families: Mapping[str, str]) -> dict[str, Any]:
+    solo_view = next(other for other in alone.views if other.name == view.name)
+    solo_windows = alone.windows.get(solo_view.job_id, ())
+    solo, shared = step_rate(solo_windows), step_rate(packed.windows.get(view.job_id, ()))
+    names = {other.job_id: other.name for other in packed.views}
+    busy = [window.util_mean for window in solo_windows if window.util_mean is not None and window.step_rate]
+    return {
+        "name": view.name,
+        "family": families[view.name],
+        "solo_rate": solo,
+        "shared_rate": shared,
+        "slowdown_measured": solo / shared if solo and shared else None,
+        "slowdown_predicted": _slowdown_predicted(view),
+        "max_slowdown": view.hints.get("max_slowdown"),
+        "utilisation": sum(busy) / len(busy) if busy else None,
+        "neighbours": sorted({names[n] for c in view.colocations for n in c.neighbours}),
+    }
+
+
+def _slowdown_predicted(view: Any) -> float | None:
+    """1 / the time-weighted mean of the predicted normalised throughput over the run."""
+    spans = [(c.end - c.start, 1.0 / c.slowdown_predicted) for c in view.colocations if c.end is not None]
+    total = sum(seconds for seconds, _ in spans)
+    return total / sum(seconds * throughput for seconds, throughput in spans) if total > 0 else None
+
+
+def _mode(mode: Mode, families: Mapping[str, str]) -> dict[str, Any]:
+    names = {view.job_id: view.name for view in mode.views}
+    ends = [view.ended_at - mode.begun for view in mode.views]
+    return {
+        "makespan_s": max(ends),
+        "mean_completion_s": sum(ends) / len(ends),
+        "device_hours": _occupied_s(mode) / 3600.0,
+        "runs": [_run(view, mode, names, families) for view in mode.views],
+        "devices": {
+            gpu_id: [[at - mode.begun, util] for at, util, _ in series if 0 <= at - mode.begun <= max(ends) + 1]
+            for gpu_id, series in mode.devices.items()
+        },
+    }
+
+
+def _run(view: Any, mode: Mode, names: Mapping[str, str], families: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "name": view.name,
+        "family": families[view.name],
+        "device": view.colocations[-1].gpu_id if view.colocations else None,
+        "queued_s": view.submitted_at - mode.begun,
+        "start_s": view.started_at - mode.begun if view.started_at else None,
+        "end_s": view.ended_at - mode.begun,
+        "state": str(view.state),
+        "neighbours": sorted({names[n] for c in view.colocations for n in c.neighbours}),
+        "colocations": [
+            {
+                "start_s": c.start - mode.begun,
+                "end_s": c.end - mode.begun,
+                "neighbours": [names[n] for n in c.neighbours],
+                "slowdown_predicted": c.slowdown_predicted,
+            }
+            for c in view.colocations
+            if c.end is not None
+        ],
+    }
+
+
+def _run_s(view: Any) -> float:
+    return float(view.ended_at - view.started_at) if view.started_at else 0.0
+
+
+def _occupied_s(mode: Mode) -> float:
+    """Return device seconds for which at least one job held the device."""
+    by_device: dict[str, list[tuple[float, float]]] = {}
+    for view in mode.views:
+        for c in view.colocations:
+            if c.end is not None:
+                by_device.setdefault(c.gpu_id, []).append((c.start, c.end))
+    return sum(_union_s(spans) for spans in by_device.values())
+
+
+def _union_s(spans: Sequence[tuple[float, float]]) -> float:
+    total, covered = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, covered))
+        covered = max(covered, end)
+    return total
+
+
+def _work_predicted_s(mode: Mode) -> float:
+    """Return the solo seconds that the jobs did together, as predicted: sum over jobs of n times its duration."""
+    return sum(
+        (c.end - c.start) / c.slowdown_predicted for view in mode.views for c in view.colocations if c.end is not None
+    )
+
+
+def _saving(together_s: float, alone_s: float) -> float | None:
+    return 1.0 - together_s / alone_s if alone_s > 0 else None
+
+
+def _decisions(mode: Mode) -> list[dict[str, Any]]:
+    lines = [
+        {"job": view.name, "at_s": change.at - mode.begun, "text": change.reason}
+        for view in mode.views
+        for change in view.history
+        if str(change.state) == "STARTING"
+    ]
+    return sorted(lines, key=lambda line: line["at_s"])
