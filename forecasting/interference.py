@@ -1,19 +1,83 @@
-"""The first interference predictor: the sum of utilisations."""
+"""The first interference predictor: the sum of utilisations, with the price of sharing caches and switching.
+
+Where its two numbers come from: nine pairs of training jobs sharing one core of the ``cpu`` device, U = sum of the solo
+utilisations, packing saving = 1 - 1/sum(n) measured:
+
+======  ====  ====  ====  ====  ====  ====  ====  ====  =====
+U        .50   .82  1.04  1.28  1.41  1.65  1.78  1.87   1.91
+saving   .47   .48   .43   .33   .19   .05   .16  -.03   -.12
+======  ====  ====  ====  ====  ====  ====  ====  ====  =====
+
+``SHARING_COST`` was fitted on these very pairs (equal utilisations assumed within a pair): the plain rule
+n = 1/max(1, U) misses the saving by .074 on average and is optimistic in eight of nine pairs; with the cost of .12 it
+misses by .040, without bias. That is an in-sample figure of nine pairs on one machine: expect more elsewhere, hence
+``ERROR``.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cotenant.forecasting.types import DemandProfile, ThroughputPrediction
 
+SHARING_COST = 0.12  # extra slowdown per unit of the neighbours' utilisation
+ERROR = 0.06  # mean absolute error of the plain rule on all measured pairs (.059), the half-width of the band
+_LEAST = 0.01  # a prediction of 0 would mean an infinite slowdown
+
 
 class UtilisationRule:
-    """Predicts n from the sum of the members' solo utilisations (see ``InterferencePredictor``)."""
+    """Predicts n from the members' solo utilisations u (see ``InterferencePredictor``).
+
+    ``mid``: while the demands add up to at most the GPU everybody gets what it wants, beyond that all are slowed down
+    alike: n_i = 1 / (max(1, U) · (1 + 0.12 · sum of the others' u)).
+
+    ``low`` and ``high`` also cover the fact that slowdown is not shared alike: where the device divides its time
+    fairly, a light job keeps what it wants and the heavy one pays. The band spans the rule above and such max-min fair
+    division, widened by the error of the rule on either side.
+
+    More demand of a neighbour never predicts less slowdown. A job nothing is known of counts as one that wants the
+    whole GPU. The GPU type plays no part yet.
+    """
 
     name = "utilisation-rule"
 
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
         """Return one prediction per member, in order. Pure: same input, same output."""
-        total = sum(member.util_mean for member in members)
-        n = 1.0 / max(1.0, total)
-        return [ThroughputPrediction(n, n, n, f"sum of utilisations {total:.2f}") for _ in members]
+        utils = [_demand(member) for member in members]
+        if len(utils) == 1:
+            return [ThroughputPrediction(1.0, 1.0, 1.0, "alone on the GPU")]
+        total = math.fsum(utils)
+        reason = f"sum of utilisations {total:.2f}"
+        if any(member.source == "unknown" for member in members):
+            reason += ", a job nothing is known of counts as 1.00"
+        return [
+            _predict_one(util, math.fsum(utils[:i] + utils[i + 1 :]), part, reason)
+            for i, (util, part) in enumerate(zip(utils, _fair_parts(utils), strict=True))
+        ]
+
+
+def _predict_one(util: float, others: float, part: float, reason: str) -> ThroughputPrediction:
+    cost = 1.0 + SHARING_COST * others
+    mid = max(_LEAST, 1.0 / (max(1.0, util + others) * cost))
+    fair = (part / util if util > 0.0 else 1.0) / cost
+    low = max(_LEAST, min(mid, fair) - ERROR)
+    high = min(1.0, max(mid, fair) + ERROR)
+    return ThroughputPrediction(low=low, mid=mid, high=high, reason=reason)
+
+
+def _demand(member: DemandProfile) -> float:
+    if member.source == "unknown" or not math.isfinite(member.util_mean):
+        return 1.0
+    return min(1.0, max(0.0, member.util_mean))
+
+
+def _fair_parts(utils: Sequence[float]) -> list[float]:
+    """Divide 1 by max-min fairness: the lightest get what they want, the others the equal rest."""
+    parts = [0.0] * len(utils)
+    left = 1.0
+    order = sorted(range(len(utils)), key=lambda i: utils[i])
+    for done, i in enumerate(order):
+        parts[i] = min(utils[i], left / (len(utils) - done))
+        left -= parts[i]
+    return parts

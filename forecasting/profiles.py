@@ -1,32 +1,152 @@
-"""What jobs do alone on a GPU, learnt per job and per fingerprint."""
+"""What jobs do alone on a GPU, learnt per job and per fingerprint.
+
+Placement asks one question before a job shares a GPU: what would it do alone? The answer comes from windows in which
+the job really was alone and not held back. Only where there is none does it come from windows beside others, marked as
+such, because there a job shows less than it could use.
+"""
 
 from __future__ import annotations
 
-from cotenant.forecasting.types import DemandProfile, Signature
+import json
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cotenant.forecasting.types import UNKNOWN_PROFILE, DemandProfile, Signature
+from cotenant.forecasting.windows import finite, usable_memory, usable_util, usable_window
+
+CLEAN_THROTTLE = 0.02  # held back for less than this fraction of a window counts as not held back
+WARM_UP_WINDOWS = 2  # windows with steps that still contain start-up work
+TRUSTED_S = 5.0  # a job's own measurement replaces its fingerprint's once it is this long
+
+_KEEP = 64  # windows a statistic rests on
+_BLOCK_STEPS = 8.0  # steps a rate is measured over: one window of a fast job, many of a slow one
+_KEEP_BLOCKS = 15
+_FORMAT = "cotenant-profiles-1"
+# Kinds of windows, the most trustworthy first. "solo": alone, not held back, past the warm-up; "shared": the same beside
+# others or held back; "early…": before the first steps (for a program that never steps: all there is).
+_KINDS = ("solo", "shared", "early", "early_shared")
+
+
+@dataclass(slots=True)
+class _Usage:
+    """Recent windows of one kind, and how many seconds of that kind there were in all."""
+
+    utils: deque[float] = field(default_factory=lambda: deque(maxlen=_KEEP))
+    seconds: float = 0.0
+
+    def add(self, util: float, window_s: float) -> None:
+        self.utils.append(util)
+        self.seconds += window_s
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of one job or fingerprint."""
+
+    usages: dict[str, _Usage] = field(default_factory=lambda: {kind: _Usage() for kind in _KINDS})
+    memory_peak: float = 0.0
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=_KEEP_BLOCKS))
+    block_steps: float = 0.0
+    block_s: float = 0.0
+
+    def add_steps(self, steps: float, window_s: float) -> None:
+        """Count steps into the running block; a full block becomes one rate."""
+        self.block_steps += steps
+        self.block_s += window_s
+        if self.block_steps >= _BLOCK_STEPS:
+            self.rates.append(self.block_steps / self.block_s)
+            self.block_steps = self.block_s = 0.0
+
+    def rate(self) -> float | None:
+        """Return the median rate of the recent blocks, or that of an unfinished first block of two steps or more."""
+        if self.rates:
+            return statistics.median(self.rates)
+        return self.block_steps / self.block_s if self.block_steps >= 2.0 else None
+
+    def best(self) -> str | None:
+        """Return the most trustworthy kind of windows there is."""
+        return next((kind for kind in _KINDS if self.usages[kind].utils), None)
+
+
+@dataclass(slots=True)
+class _JobRecord:
+    record: _Record = field(default_factory=_Record)
+    stepped_windows: int = 0
+    last_start: dict[str, float] = field(default_factory=dict)
 
 
 class ProfileBook:
-    """Learns a ``DemandProfile`` per job and per fingerprint from measured windows. Bounded, serialisable."""
+    """Learns a ``DemandProfile`` per job and per fingerprint from measured windows. Bounded, serialisable.
+
+    * Solo utilisation and solo step rate: only windows without neighbours in which the job was held back for at most
+      2 % of the time (a device that cannot say holds nobody back), after the first two windows with steps. Mean and
+      95th percentile of the last 64 windows; the rate is the median over blocks of at least eight steps, so
+      evaluation phases, stray slow windows and the rounding of few steps per window do not move it.
+    * Until the first steps, or for programs that never take any, all windows count.
+    * Memory: the largest ever seen, in any window.
+    * A job's own measurement replaces its fingerprint's after five seconds of it.
+
+    The least recently seen jobs and fingerprints are dropped beyond the limits. Not thread-safe.
+
+    Args:
+        max_jobs: Largest number of jobs kept.
+        max_fingerprints: Largest number of fingerprints kept.
+    """
 
     def __init__(self, max_jobs: int = 20_000, max_fingerprints: int = 20_000) -> None:
         self.max_jobs = max_jobs
         self.max_fingerprints = max_fingerprints
+        self._jobs: dict[str, _JobRecord] = {}
+        self._classes: dict[str, _Record] = {}
 
     def observe(self, signature: Signature, fingerprint: str) -> None:
-        """Take in one window. Absurd or empty windows are ignored."""
-        raise NotImplementedError
+        """Take in one window. Out-of-order, absurd or empty windows are ignored."""
+        util, memory = usable_util(signature), usable_memory(signature)
+        if not usable_window(signature) or (util is None and memory is None):
+            return
+        job = self._jobs.pop(signature.job_id, None) or _JobRecord()
+        self._jobs[signature.job_id] = job  # most recently seen last
+        if signature.start_s <= job.last_start.get(signature.gpu_id, float("-inf")):
+            return
+        job.last_start[signature.gpu_id] = signature.start_s
+        common = self._classes.pop(fingerprint, None) or _Record()
+        self._classes[fingerprint] = common
+        warm = _advance(job, signature)
+        for record in (job.record, common):
+            _learn(record, signature, util, memory, warm)
+        _trim(self._jobs, self.max_jobs)
+        _trim(self._classes, self.max_fingerprints)
 
     def profile(self, job_id: str, fingerprint: str) -> DemandProfile:
         """Return what the job would do alone: its own measurements, else its fingerprint's, else unknown."""
-        raise NotImplementedError
+        job, common = self._jobs.get(job_id), self._classes.get(fingerprint)
+        own = _summary(job.record) if job else UNKNOWN_PROFILE
+        known = _summary(common) if common else UNKNOWN_PROFILE
+        chosen = own if _own_is_better(job.record if job else None, common) else known
+        peaks = [peak for peak in (own.memory_bytes, known.memory_bytes) if peak is not None]
+        rate = own.solo_step_rate if own.solo_step_rate is not None else known.solo_step_rate
+        return replace(chosen, memory_bytes=max(peaks, default=None), solo_step_rate=rate)
 
     def forget(self, job_id: str) -> None:
         """Drop what was kept for a job that ended; its fingerprint keeps what was learnt."""
-        raise NotImplementedError
+        self._jobs.pop(job_id, None)
 
     def to_json(self) -> str:
         """Return everything learnt as JSON."""
-        raise NotImplementedError
+        jobs = {
+            job_id: {
+                "record": _dump(job.record),
+                "stepped_windows": job.stepped_windows,
+                "last_start": job.last_start,
+            }
+            for job_id, job in self._jobs.items()
+        }
+        classes = {fingerprint: _dump(record) for fingerprint, record in self._classes.items()}
+        limits = {"max_jobs": self.max_jobs, "max_fingerprints": self.max_fingerprints}
+        return json.dumps({"format": _FORMAT, **limits, "jobs": jobs, "fingerprints": classes})
 
     @classmethod
     def from_json(cls, text: str) -> ProfileBook:
@@ -35,7 +155,18 @@ class ProfileBook:
         Raises:
             ValueError: The text is not such a book.
         """
-        raise NotImplementedError
+        try:
+            data = json.loads(text)
+            if data["format"] != _FORMAT:
+                raise ValueError(f"format: {data['format']!r} is not accepted; give {_FORMAT!r}")
+            book = cls(int(data["max_jobs"]), int(data["max_fingerprints"]))
+            for job_id, job in data["jobs"].items():
+                starts = {gpu_id: float(start) for gpu_id, start in job["last_start"].items()}
+                book._jobs[job_id] = _JobRecord(_load(job["record"]), int(job["stepped_windows"]), starts)
+            book._classes.update((name, _load(record)) for name, record in data["fingerprints"].items())
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a profile book: {type(error).__name__} at {error}") from error
+        return book
 
 
 def from_hints(compute: float | None, memory: int | None) -> DemandProfile:
@@ -48,3 +179,85 @@ def from_hints(compute: float | None, memory: int | None) -> DemandProfile:
     known = compute is not None and memory is not None
     util = 1.0 if compute is None else compute
     return DemandProfile(util_mean=util, util_p95=util, memory_bytes=memory, source="hints" if known else "unknown")
+
+
+def _advance(job: _JobRecord, signature: Signature) -> bool:
+    """Count a window with steps and return whether the job is past its warm-up."""
+    if finite(signature.step_rate) and signature.step_rate > 0.0:
+        job.stepped_windows += 1
+    return job.stepped_windows > WARM_UP_WINDOWS
+
+
+def _learn(
+    record: _Record, signature: Signature, util: float | None, memory: tuple[float, float] | None, warm: bool
+) -> None:
+    if memory is not None:
+        record.memory_peak = max(record.memory_peak, memory[1])
+    throttled = signature.throttled_fraction
+    clean = signature.neighbours == 0 and (not finite(throttled) or throttled <= CLEAN_THROTTLE)
+    if util is not None:
+        kind = ("solo" if clean else "shared") if warm else ("early" if clean else "early_shared")
+        record.usages[kind].add(util, signature.window_s)
+    if clean and warm and finite(signature.step_rate) and signature.step_rate >= 0.0:
+        record.add_steps(signature.step_rate * signature.window_s, signature.window_s)
+
+
+def _summary(record: _Record) -> DemandProfile:
+    memory = round(record.memory_peak) if record.memory_peak > 0.0 else None
+    kind = record.best()
+    if kind is None:
+        return replace(UNKNOWN_PROFILE, memory_bytes=memory)
+    usage = record.usages[kind]
+    ranked = sorted(usage.utils)
+    return DemandProfile(
+        util_mean=statistics.fmean(ranked),
+        util_p95=ranked[min(len(ranked) - 1, int(0.95 * len(ranked)))],
+        memory_bytes=memory,
+        solo_step_rate=record.rate(),
+        observed_s=usage.seconds,
+        source="history",
+        from_shared=kind.endswith("shared"),
+    )
+
+
+def _own_is_better(own: _Record | None, common: _Record | None) -> bool:
+    """Return whether the job's own windows say more than those of its class of runs."""
+    mine, theirs = own.best() if own else None, common.best() if common else None
+    if own is None or common is None or mine is None or theirs is None:
+        return mine is not None
+    if mine != theirs:
+        return _KINDS.index(mine) < _KINDS.index(theirs)
+    return own.usages[mine].seconds >= min(TRUSTED_S, common.usages[theirs].seconds)
+
+
+def _trim(records: dict[str, Any], limit: int) -> None:
+    while len(records) > limit:
+        del records[next(iter(records))]
+
+
+def _dump(record: _Record) -> dict[str, Any]:
+    return {
+        "usages": {
+            kind: {"utils": list(usage.utils), "seconds": usage.seconds} for kind, usage in record.usages.items()
+        },
+        "memory_peak": record.memory_peak,
+        "rates": list(record.rates),
+        "block": [record.block_steps, record.block_s],
+    }
+
+
+def _load(data: Mapping[str, Any]) -> _Record:
+    usages = {
+        kind: _Usage(
+            deque(map(float, data["usages"][kind]["utils"]), maxlen=_KEEP), float(data["usages"][kind]["seconds"])
+        )
+        for kind in _KINDS
+    }
+    steps, seconds = data["block"]
+    return _Record(
+        usages=usages,
+        memory_peak=float(data["memory_peak"]),
+        rates=deque(map(float, data["rates"]), maxlen=_KEEP_BLOCKS),
+        block_steps=float(steps),
+        block_s=float(seconds),
+    )
