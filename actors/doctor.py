@@ -1,0 +1,294 @@
+"""Examines a host: what cotenant needs, whether it is there, what its absence costs and how to fix it.
+
+Every check is a function without side effects that last. Nothing here imports ray or torch: their absence is a finding.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cotenant.scheduler.errors import CotenantError
+
+if TYPE_CHECKING:
+    from cotenant.scheduler.client import Client
+
+MIN_PYTHON = (3, 11)
+MIN_VERSIONS = {"ray": (2, 60), "torch": (2, 13)}
+MIN_SHM_BYTES = 1 << 30
+MIN_MEMORY_BYTES = 4 << 30
+MIN_CORES = 2
+MIN_FILES = 4096
+MIN_PROCESSES = 4096
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        name: What was looked at.
+        ok: Whether it is as it should be.
+        found: What is there.
+        cost: What its absence costs; empty when ``ok``.
+        fix: What to do; empty when ``ok``.
+        essential: Without it cotenant cannot work here at all.
+    """
+
+    name: str
+    ok: bool
+    found: str
+    cost: str = ""
+    fix: str = ""
+    essential: bool = False
+
+
+def checks() -> list[Check]:
+    """Examine this host, most important first."""
+    return [
+        check_python(),
+        *(check_version(name) for name in MIN_VERSIONS),
+        check_affinity(),
+        check_run_dir(),
+        check_cores(),
+        check_memory(),
+        check_shm(),
+        check_limit("open files", resource.RLIMIT_NOFILE, MIN_FILES, "-n"),
+        check_limit("processes", resource.RLIMIT_NPROC, MIN_PROCESSES, "-u"),
+        check_ray_auth(),
+        check_cgroup(),
+        check_nvidia(),
+    ]
+
+
+def _verdict(name: str, ok: bool, found: str, cost: str, fix: str, *, essential: bool = False) -> Check:
+    return Check(name, True, found, essential=essential) if ok else Check(name, False, found, cost, fix, essential)
+
+
+def check_python() -> Check:
+    """Python itself, on Linux."""
+    wanted = ".".join(map(str, MIN_PYTHON))
+    return _verdict(
+        "python",
+        sys.version_info[:2] >= MIN_PYTHON and sys.platform == "linux",
+        f"{platform.python_version()} on {sys.platform}",
+        "cotenant does not run",
+        f"use Python {wanted} or newer on Linux",
+        essential=True,
+    )
+
+
+def check_version(package: str) -> Check:
+    """An installed package, from its metadata: importing torch takes seconds."""
+    minimum = MIN_VERSIONS[package]
+    wanted = ".".join(map(str, minimum))
+    try:
+        found = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        found = "not installed"
+    return _verdict(
+        package,
+        found != "not installed" and _numbers(found) >= minimum,
+        found,
+        "cotenant does not run" if package == "ray" else "training jobs and forecasts do not run",
+        f"pip install '{package}>={wanted}'",
+        essential=True,
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split("+", maxsplit=1)[0].split(".")
+    return tuple(int("".join(char for char in part if char.isdigit()) or 0) for part in parts[:2])
+
+
+def check_affinity() -> Check:
+    """Pinning processes to cores, without which a ``cpu`` device is not a device."""
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, allowed)  # changes nothing, but is refused where pinning is forbidden
+        ok, found = True, f"allowed, cores {_ranges(sorted(allowed))}"
+    except OSError as error:
+        ok, found = False, f"refused ({error.strerror})"
+    return _verdict(
+        "core pinning",
+        ok,
+        found,
+        "jobs cannot be held on their device's cores",
+        "allow sched_setaffinity for this user or container (seccomp profile)",
+        essential=True,
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return 0-3,8 for [0, 1, 2, 3, 8]."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def check_run_dir() -> Check:
+    """The directory running jobs live in."""
+    base = Path(os.environ.get("COTENANT_RUN_DIR") or tempfile.gettempdir())
+    parent = next(path for path in (base, *base.absolute().parents) if path.exists())
+    ok, free = False, 0
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            ok, free = True, shutil.disk_usage(parent).free
+        found = f"{base}, {free / _GIB:.1f} GiB free"
+    except OSError as error:
+        found = f"{base} is not writable ({error.strerror})"
+    return _verdict(
+        "run directory", ok, found, "no job can start", "set COTENANT_RUN_DIR to a writable directory", essential=True
+    )
+
+
+def check_cores() -> Check:
+    """Cores this process may use."""
+    cores = len(os.sched_getaffinity(0))
+    return _verdict(
+        "cores",
+        cores >= MIN_CORES,
+        str(cores),
+        "jobs, their helper processes and Ray itself all share one core",
+        f"give the machine or container at least {MIN_CORES} cores",
+    )
+
+
+def check_memory() -> Check:
+    """Memory of the host, or of the container where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _memory_limit()
+    usable = min(total, limit) if limit is not None else total
+    return _verdict(
+        "memory",
+        usable >= MIN_MEMORY_BYTES,
+        f"{usable / _GIB:.1f} GiB" + (" (container limit)" if usable < total else ""),
+        "a Ray head (about 0.8 GiB) and training jobs (about 0.4 GiB each) may not fit",
+        f"give the machine or container at least {MIN_MEMORY_BYTES // _GIB} GiB",
+    )
+
+
+def _memory_limit() -> int | None:
+    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        try:
+            text = path.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        return int(text) if text.isdigit() else None
+    return None
+
+
+def check_shm() -> Check:
+    """Shared memory, which Ray's object store and data loaders live in."""
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+        ok, found = usage.total >= MIN_SHM_BYTES, f"{usage.total / _GIB:.1f} GiB, {usage.free / _GIB:.1f} GiB free"
+    except OSError as error:
+        ok, found = False, f"missing ({error.strerror})"
+    return _verdict(
+        "/dev/shm",
+        ok,
+        found,
+        "Ray falls back to slow files, and data loaders may be killed",
+        "start the container with --shm-size=2g, or remount /dev/shm larger",
+    )
+
+
+def check_limit(name: str, kind: int, wanted: int, flag: str) -> Check:
+    """A limit of this user's processes."""
+    soft, hard = resource.getrlimit(kind)
+    unlimited = soft == resource.RLIM_INFINITY
+    raisable = hard == resource.RLIM_INFINITY or hard >= wanted
+    return _verdict(
+        f"limit: {name}",
+        unlimited or soft >= wanted,
+        "unlimited" if unlimited else str(soft),
+        "many jobs at once fail to start",
+        f"ulimit {flag} {wanted}" if raisable else f"raise the hard limit to {wanted} (limits.conf, or the container)",
+    )
+
+
+def check_ray_auth() -> Check:
+    """Ray's token authentication, whose default depends on what ran on this machine before."""
+    mode = os.environ.get("RAY_AUTH_MODE")
+    return _verdict(
+        "RAY_AUTH_MODE",
+        mode is not None,
+        mode or "not set",
+        "whether Ray asks for a token depends on what ran here before; processes that disagree cannot connect",
+        "export RAY_AUTH_MODE=token (or disabled) for Ray and cotenant alike",
+    )
+
+
+def check_cgroup() -> Check:
+    """A writable CPU controller, version 1 or 2."""
+    v1, v2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    writable = [
+        name
+        for name, path, ok in (
+            ("v1 cpu", v1, v1.is_dir() and os.access(v1, os.W_OK)),
+            ("v2 cpu.max", v2, _v2_cpu(v2) and os.access(v2, os.W_OK)),
+        )
+        if ok
+    ]
+    return _verdict(
+        "cgroup cpu",
+        bool(writable),
+        " and ".join(writable) or "not writable",
+        "shares are held at step boundaries only; programs that never call an optimizer cannot be held",
+        "delegate a cgroup with the cpu controller to this user (systemd: Delegate=yes)",
+    )
+
+
+def _v2_cpu(root: Path) -> bool:
+    try:
+        return "cpu" in (root / "cgroup.controllers").read_text(encoding="ascii").split()
+    except OSError:
+        return False
+
+
+def check_nvidia() -> Check:
+    """An NVIDIA driver, which this version does not drive yet."""
+    try:
+        driver = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
+    except (OSError, IndexError):
+        return Check("nvidia driver", True, "none; GPUs are slices of CPU cores (backend cpu)")
+    return Check(
+        "nvidia driver",
+        False,
+        driver.strip(),
+        "the backend for real GPUs is not part of this version yet: jobs run on cpu devices and leave the GPUs alone",
+        "nothing to do on this host; a version with the backend nvml will use them",
+    )
+
+
+def check_cluster(connect: Callable[[], Client]) -> Check:
+    """A running cotenant, asked for its own health."""
+    try:
+        with connect() as client:
+            health = client.health()
+    except CotenantError as error:
+        return Check("cluster", False, "not reachable", "no job can be submitted from here", str(error), essential=True)
+    wrong = [f"{part.name}: {part.note or 'does not answer'}" for part in health.components if not part.ok]
+    return _verdict(
+        "cluster",
+        health.ok,
+        "; ".join(wrong) or f"{len(health.components)} parts answer",
+        "parts that do not answer come back by themselves within seconds, or their host is lost",
+        "look again in a few seconds; then 'cotenant hosts' and Ray's logs",
+        essential=True,
+    )

@@ -1,0 +1,151 @@
+"""What is checked and read before a job is submitted, so that obvious mistakes cost no GPU time. Light to import."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cotenant.scheduler.errors import CotenantError
+
+RAY_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # that is the variable's name, not a placeholder for it
+SUBMISSION_ID = "job_submission_id"
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+MAX_PLANNED = 1000  # copies of one job in a plan
+_PLAN_KEYS = ("name", "command", "hints", "count")
+
+
+def working_directory(given: str | None) -> str:
+    """Return the directory a job shall run in as an absolute path.
+
+    Raises:
+        CotenantError: It does not exist, is no directory, or may not be entered and read.
+    """
+    try:
+        path = Path(given).expanduser().absolute() if given is not None else Path.cwd()
+    except OSError as error:
+        raise CotenantError(f"cwd: the current directory is gone ({error.strerror}); give one with --cwd") from error
+    if not path.is_dir():
+        raise CotenantError(f"cwd: {str(path)!r} is not a directory; give one with --cwd")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise CotenantError(f"cwd: {str(path)!r} may not be read; give a readable directory with --cwd")
+    return str(path)
+
+
+def check_command(command: Sequence[str], cwd: str) -> None:
+    """Refuse an empty command, a program given by path that cannot run, and a Python script that does not exist.
+
+    Raises:
+        CotenantError: With what is wrong.
+    """
+    if not command or not command[0].strip():
+        raise CotenantError("command: it is empty; give it after --, for example: cotenant submit -- python train.py")
+    program = Path(cwd, command[0])
+    if "/" in command[0] and not os.access(program, os.X_OK):
+        what = "may not be executed" if program.exists() else "does not exist"
+        raise CotenantError(f"command: {command[0]!r} {what} (looked in {cwd})")
+    script = _script(command)
+    if script is not None and not Path(cwd, script).exists():
+        raise CotenantError(f"command: the script {script!r} does not exist in {cwd}; give another path or --cwd")
+
+
+def _script(command: Sequence[str]) -> str | None:
+    """Return the script a Python command runs; None when it runs a module, a text, its input, or is not Python."""
+    if not _PYTHON.fullmatch(Path(command[0]).name):
+        return None
+    words = iter(command[1:])
+    for word in words:
+        if not word.startswith("-"):
+            return word
+        if word == "-":
+            return None
+        if word == "--check-hash-based-pycs":
+            next(words, None)
+        if word.startswith("--"):
+            continue
+        for position, flag in enumerate(word[1:], start=2):
+            if flag in "cm":
+                return None
+            if flag in "WX":  # these take the rest of the word or the next word
+                if position == len(word):
+                    next(words, None)
+                break
+    return None
+
+
+def default_name(command: Sequence[str]) -> str:
+    """Return what people call a job: its script, else its program."""
+    scripts = [word for word in command if word.endswith(".py")]
+    return Path((scripts or [*command, "job"])[0]).stem
+
+
+def environment(pairs: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
+    """Return ``base`` with the variables of ``--env NAME=VALUE`` on top.
+
+    Raises:
+        CotenantError: A pair without a name or without "=".
+    """
+    merged = dict(base)
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise CotenantError(f"env: {pair!r} is not accepted; give NAME=VALUE")
+        merged[name] = value
+    return merged
+
+
+def ray_job_metadata(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of the Ray job this process was started by; empty outside of one.
+
+    Raises:
+        CotenantError: The variable Ray sets does not hold what Ray puts there.
+    """
+    text = environ.get(RAY_JOB_CONFIG)
+    if not text:
+        return {}
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise CotenantError(f"environment variable {RAY_JOB_CONFIG}: is not JSON ({error}); unset it") from error
+    metadata = config.get("metadata") if isinstance(config, dict) else None
+    if metadata is not None and not isinstance(metadata, dict):
+        raise CotenantError(f"environment variable {RAY_JOB_CONFIG}: its metadata is not an object; unset it")
+    return metadata or {}
+
+
+def read_plan(path: Path) -> list[dict[str, Any]]:
+    """Read a plan file: ``jobs``, a list of ``{name, command, hints, count}``, all optional.
+
+    Raises:
+        CotenantError: The file cannot be read or holds something else.
+    """
+    import yaml  # noqa: PLC0415 - only `plan --file` needs it
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CotenantError(f"{path}: is no readable YAML file ({' '.join(str(error).split())})") from error
+    jobs = content.get("jobs") if isinstance(content, dict) else None
+    if not isinstance(jobs, list) or not jobs:
+        raise CotenantError(f"{path}: give a list of jobs under 'jobs', each with {', '.join(_PLAN_KEYS)}")
+    for position, job in enumerate(jobs):
+        _check_planned(job, f"{path}: jobs[{position}]")
+    return jobs
+
+
+def _check_planned(job: object, where: str) -> None:
+    if not isinstance(job, dict):
+        raise CotenantError(f"{where}: {job!r} is not accepted; give a mapping with {', '.join(_PLAN_KEYS)}")
+    for key in job:
+        if key not in _PLAN_KEYS:
+            raise CotenantError(f"{where}: {key!r} is not accepted; give {', '.join(_PLAN_KEYS)}")
+    if not isinstance(job.get("hints", {}), dict):
+        raise CotenantError(f"{where}.hints: {job['hints']!r} is not accepted; give hint names with values")
+    if not isinstance(job.get("command", ""), str | list):
+        raise CotenantError(f"{where}.command: {job['command']!r} is not accepted; give a text or a list of words")
+    count = job.get("count", 1)
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PLANNED:
+        raise CotenantError(f"{where}.count: {count!r} is not accepted; give a whole number from 1 to {MAX_PLANNED}")

@@ -1,0 +1,415 @@
+"""The command line. Ray, torch and pydantic are imported by the commands that need them, so that help is instant.
+
+Exit codes: 0 done; 2 the job can never be placed on this cluster; 1 anything else, also wrong usage. ``run`` and
+``submit --wait`` pass the job's own exit code on (128 + n when signal n ended it).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from cotenant import __version__, _attach, _preflight, _render
+from cotenant._hint_options import with_hint_options
+from cotenant.scheduler.errors import CotenantError, NotPlaceable
+from cotenant.scheduler.hints import metadata_hints, parse_hints
+
+if TYPE_CHECKING:
+    from cotenant.scheduler.client import Client
+    from cotenant.scheduler.core.model import Hints
+    from cotenant.scheduler.views import JobView
+
+DONE, FAILED, NOT_PLACEABLE = 0, 1, _attach.NOT_PLACEABLE
+REFRESH_S = 1.0
+
+
+class _Group(TyperGroup):
+    """Ends with this program's exit codes and one line per error, whatever Typer would do."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except typer.TyperException as error:
+            if message := error.format_message():  # empty when the help was printed instead
+                _render.problem(f"{message.rstrip('.')}. See: cotenant --help")
+            code = FAILED
+        except NotPlaceable as error:
+            _render.problem(f"not placeable: {error}")
+            code = NOT_PLACEABLE
+        except CotenantError as error:
+            _render.problem(str(error))
+            code = FAILED
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="cotenant: many jobs on one GPU of a Ray cluster, measured, forecast, packed and enforced.",
+)
+
+_COMMAND = {"allow_interspersed_args": False}  # what follows the first word of the command belongs to the command
+
+Address = Annotated[
+    str | None,
+    typer.Option("--address", envvar="COTENANT_ADDRESS", help="Ray address; default: the cluster 'up' recorded."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print plain JSON.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.")]
+Command = Annotated[
+    list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="Program to run and its arguments.")
+]
+Name = Annotated[str | None, typer.Option("--name", help="Name for people; default: the script's.")]
+JobId = Annotated[str | None, typer.Option("--job-id", help="Unique id; the same id twice is one job.")]
+Cwd = Annotated[str | None, typer.Option("--cwd", help="Directory to run in; default: the current one.")]
+Env = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Set a variable; repeatable.")]
+
+
+def _client(address: str | None) -> Client:
+    """Connect; tests put another client here."""
+    from cotenant.scheduler.client import Client  # noqa: PLC0415 - imports pydantic
+
+    return Client.connect(address)
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+@app.command(context_settings=_COMMAND)
+@with_hint_options
+def submit(
+    *,
+    hints: dict[str, object],
+    command: Command = None,
+    name: Name = None,
+    job_id: JobId = None,
+    cwd: Cwd = None,
+    env: Env = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay: stream the output, exit as the job does.")] = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a job and print its id. It keeps running when this terminal is closed, unless --wait is given."""
+    parsed = parse_hints(hints, time.time())
+    words, directory, variables = _checked(command, cwd, env)
+    with _client(address) as client:
+        if wait:
+            raise typer.Exit(_stay(client, words, parsed, name=name, job_id=job_id, cwd=directory, env=variables))
+        view = client.submit(words, parsed, name=name, job_id=job_id, cwd=directory, env=variables)
+    if as_json:
+        _render.print_json(view)
+    else:
+        typer.echo(view.job_id)
+    _refuse_unplaceable(view)
+
+
+@app.command(context_settings=_COMMAND)
+@with_hint_options
+def run(
+    *,
+    hints: dict[str, object],
+    command: Command = None,
+    name: Name = None,
+    job_id: JobId = None,
+    cwd: Cwd = None,
+    env: Env = None,
+    address: Address = None,
+) -> None:
+    """Run a job as if here: stream its output, pass signals on, exit as it does.
+
+    Made for Ray jobs: ray job submit --metadata-json '{"cotenant.gpu_memory": "2GiB"}' -- cotenant run -- python a.py
+    """
+    metadata = _preflight.ray_job_metadata(os.environ)
+    parsed = parse_hints({**metadata_hints(metadata), **hints}, time.time())
+    words, directory, variables = _checked(command, cwd, env)
+    with _client(address) as client:
+        own_id = job_id or metadata.get(_preflight.SUBMISSION_ID)
+        raise typer.Exit(_stay(client, words, parsed, name=name, job_id=own_id, cwd=directory, env=variables))
+
+
+@app.command()
+def ps(
+    show_all: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many, newest first.")] = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    with _client(address) as client:
+        views = client.jobs(active_only=not show_all, limit=limit)
+    if as_json:
+        _render.print_json(views)
+    else:
+        _render.out().print(_render.jobs(views))
+
+
+@app.command()
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    address: Address = None,
+) -> None:
+    """Watch GPUs and jobs, refreshed every second, until Ctrl-C."""
+    from rich.live import Live  # noqa: PLC0415 - only here
+
+    with _client(address) as client:
+        frame = _render.top(client.jobs(active_only=True), client.gpus())
+        if once:
+            _render.out().print(frame)
+            return
+        with Live(frame, console=_render.out(), screen=True, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+            while True:
+                time.sleep(REFRESH_S)
+                live.update(_render.top(client.jobs(active_only=True), client.gpus()), refresh=True)
+
+
+@app.command()
+def explain(job: JobArgument, address: Address = None, as_json: AsJson = False) -> None:
+    """Say why a job is where it is, or why it waits and what would help."""
+    with _client(address) as client:
+        view = client.explain(job)
+    if as_json:
+        _render.print_json(view)
+    else:
+        _render.out().print(_render.explanation(view))
+
+
+@app.command(context_settings=_COMMAND)
+@with_hint_options
+def plan(
+    *,
+    hints: dict[str, object],
+    command: Command = None,
+    name: Name = None,
+    count: Annotated[int, typer.Option("--count", min=1, max=_preflight.MAX_PLANNED, help="So many such jobs.")] = 1,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="YAML file with several jobs.")] = None,
+    packing_bias: Annotated[
+        float | None, typer.Option("--packing-bias", min=0.0, max=1.0, help="Try another placement.packing_bias.")
+    ] = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what would happen to jobs if they were submitted now. Nothing is done."""
+    if file is not None and (hints or command or name or count > 1):
+        raise CotenantError("file: give either --file or hints, a command, --name and --count, not both")
+    wanted = (
+        _preflight.read_plan(file)
+        if file is not None
+        else [{"name": name, "command": command or [], "hints": hints, "count": count}]
+    )
+    jobs = [planned for job in wanted for planned in _planned(job)]
+    with _client(address) as client:
+        view = client.plan(jobs, packing_bias)
+    if as_json:
+        _render.print_json(view)
+    else:
+        _render.out().print(_render.plan(view))
+    if any(job.placeable == "never" for job in view.jobs):
+        raise typer.Exit(NOT_PLACEABLE)
+
+
+@app.command()
+def logs(
+    job: JobArgument,
+    keep: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the job has ended.")] = False,
+    address: Address = None,
+) -> None:
+    """Print a job's output, stdout and stderr as they came."""
+    with _client(address) as client:
+        if keep:
+            for data in client.stream_logs(job):
+                _write(data)
+            return
+        offset = 0
+        while (chunk := client.logs(job, offset)).data:
+            _write(chunk.data)
+            offset = chunk.next_offset
+
+
+@app.command()
+def stop(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Job ids.")],
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the job's history.")] = "stopped by user",
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop jobs: SIGTERM, then SIGKILL after the grace period. Jobs that have ended stay as they are."""
+    with _client(address) as client:
+        views = [client.stop(job, reason) for job in jobs]
+    if as_json:
+        _render.print_json(views)
+    else:
+        for view in views:
+            typer.echo(f"{view.job_id} {view.state}")
+
+
+# -- cluster ----------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def gpus(address: Address = None, as_json: AsJson = False) -> None:
+    """List GPUs with what they carry."""
+    with _client(address) as client:
+        views = client.gpus()
+    if as_json:
+        _render.print_json(views)
+    else:
+        _render.out().print(_render.gpus(views))
+
+
+@app.command()
+def hosts(address: Address = None, as_json: AsJson = False) -> None:
+    """List hosts with their agents."""
+    with _client(address) as client:
+        views = client.hosts()
+    if as_json:
+        _render.print_json(views)
+    else:
+        _render.out().print(_render.hosts(views))
+
+
+@app.command()
+def up(
+    local: Annotated[bool, typer.Option("--local", help="Start a Ray head on this machine first.")] = False,
+    config: Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")] = None,
+    devices: Annotated[int | None, typer.Option("--devices", min=1, help="GPUs per host (device.count).")] = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start cotenant on a Ray cluster. Where it runs already, nothing changes."""
+    if local and address is not None:
+        raise CotenantError("address: give either --local or --address, not both")
+    from cotenant.configs.loader import SettingsError, load  # noqa: PLC0415 - imports pydantic
+
+    try:
+        settings = load(config, os.environ)
+    except SettingsError as error:
+        raise CotenantError(str(error)) from error
+    if devices is not None:
+        settings = settings.model_copy(update={"device": settings.device.model_copy(update={"count": devices})})
+    from cotenant.actors import cluster  # noqa: PLC0415 - imports Ray
+    from cotenant.dashboards.server import Api  # noqa: PLC0415
+
+    report = cluster.up(address, local, settings, Api)
+    if as_json:
+        _render.print_json(asdict(report))
+        return
+    typer.echo(f"cotenant runs on Ray at {report.address}: {report.hosts} hosts, {report.gpus} GPUs")
+    if report.api_url:
+        typer.echo(f"admin API: {report.api_url}" + (f" (token in {report.token_path})" if report.token_path else ""))
+    for line in report.notes:
+        _render.note(line)
+
+
+@app.command()
+def down(
+    force: Annotated[bool, typer.Option("--force", help="Do not wait for running jobs to end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop all jobs and cotenant, and the Ray head if 'up --local' started it."""
+    from cotenant.actors import cluster  # noqa: PLC0415 - imports Ray
+
+    report = cluster.down(force)
+    if as_json:
+        _render.print_json(asdict(report))
+        return
+    typer.echo(f"stopped; jobs that were still active: {report.stopped_jobs}")
+    for line in report.notes:
+        _render.note(line)
+
+
+@app.command()
+def doctor(
+    cluster: Annotated[bool, typer.Option("--cluster", help="Also ask the running cotenant.")] = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this host: what is missing, what that costs, how to fix it. Exit code 1 if cotenant cannot work here."""
+    from cotenant.actors import doctor as examination  # noqa: PLC0415 - not light
+
+    found = examination.checks()
+    if cluster:
+        found.append(examination.check_cluster(lambda: _client(address)))
+    if as_json:
+        _render.print_json([asdict(check) for check in found])
+    else:
+        _render.out().print(_render.checks(found))
+    if any(check.essential and not check.ok for check in found):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"cotenant {__version__}")
+
+
+# -- shared steps -----------------------------------------------------------------------------------------------------
+
+
+def _checked(
+    command: list[str] | None, cwd: str | None, env: list[str] | None
+) -> tuple[list[str], str, dict[str, str]]:
+    """Return (command, working directory, environment) after the checks that need no cluster."""
+    directory = _preflight.working_directory(cwd)
+    _preflight.check_command(command or [], directory)
+    return list(command or []), directory, _preflight.environment(env or [], os.environ)
+
+
+def _stay(client: Client, command: list[str], hints: Hints, **how: Any) -> int:
+    """Submit an attached job, stay with it to its end and return the exit code."""
+    # Connecting is over by now: importing Ray puts its own SIGTERM handler in place, which would replace ours.
+    with _attach.SignalInbox() as inbox:
+        view = client.submit(command, hints, attached=True, **how)
+        _refuse_unplaceable(view)
+        return _attach.follow(client, view.job_id, inbox, sys.stdout.buffer, _render.note)
+
+
+def _refuse_unplaceable(view: JobView) -> None:
+    if view.not_placeable:
+        raise NotPlaceable(f"{view.job_id}: {view.reason}")
+
+
+def _planned(job: Mapping[str, Any]) -> list[tuple[str, Hints, list[str]]]:
+    """Return the hypothetical jobs one entry of a plan stands for."""
+    command = job.get("command") or []
+    words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+    name = str(job.get("name") or _preflight.default_name(words))
+    hints = parse_hints(job.get("hints") or {}, time.time())
+    count = job.get("count", 1)
+    return [(name if count == 1 else f"{name}-{index}", hints, words) for index in range(1, count + 1)]
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    """Entry point of the ``cotenant`` program."""
+    app(prog_name="cotenant")
+
+
+if __name__ == "__main__":
+    main()
