@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ray
 from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group, remove_placement_group
 
 from cotenant.scheduler.names import claim_name
@@ -47,18 +46,7 @@ def release_claim(host_id: str) -> None:
 
 def _existing(host_id: str) -> PlacementGroup | None:
     try:
-        return get_placement_group(claim_name(host_id))
+        group: PlacementGroup = get_placement_group(claim_name(host_id))
     except ValueError:  # Ray's answer for "no such group"
         return None
-
-
-def ray_gpus(host_id: str) -> int:
-    """Return how many GPUs Ray counts on a node.
-
-    Raises:
-        KeyError: No such node.
-    """
-    for node in ray.nodes():
-        if node["NodeID"] == host_id:
-            return int(node["Resources"].get("GPU", 0))
-    raise KeyError(host_id)
+    return group

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +20,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors.claims import release_claim
+from cotenant.actors.nodes import head_node_id
 from cotenant.actors.prm_actor import Prm
 from cotenant.actors.scheduler_actor import Scheduler
 from cotenant.configs.settings import Settings
@@ -78,7 +82,7 @@ def up(address: str | None, local: bool, settings: Settings, api_class: type | N
         _wait_for_hosts(client)
         hosts, gpus = client.hosts(), client.gpus()
     serves = settings.api.enabled and api_class is not None
-    api_url = ray.get(ray.get_actor(API, NAMESPACE).url.remote()) if serves else None
+    api_url: Any = ray.get(ray.get_actor(API, NAMESPACE).url.remote()) if serves else None
     token = home() / "token" if serves and settings.api.require_token else None
     ClusterRecord(
         address=ray.get_runtime_context().gcs_address,
@@ -101,27 +105,24 @@ def start_actors(settings: Settings, api_class: type | None) -> list[str]:
 
     The control actors are pinned to the head node: on any other they would die with a worker node.
     """
-    head = _head_node_id()
+    head = head_node_id()
     state_dir = home()
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     journal_url = settings.journal.url or f"sqlite:///{state_dir / 'journal.sqlite'}"
     notes = []
 
     def start(cls: type, name: str, threads: int, *args: object) -> None:
-        actor = (
-            ray.remote(cls)
-            .options(
-                name=name,
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,
-                max_concurrency=threads,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
-            )
-            .remote(*args)
-        )
+        actor_class: Any = ray.remote(cls)
+        actor = actor_class.options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=threads,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
+        ).remote(*args)
         ray.get(actor.ping.remote())
 
     start(Prm, PRM, 1, str(state_dir))
@@ -145,8 +146,6 @@ def down(force: bool) -> DownReport:
     stopped = 0
     try:
         with Client.connect() as client:
-            if not ray.is_initialized():  # pragma: no cover - connect() has just done it
-                raise NotConnected("no Ray cluster")
             stopped = _stop_jobs(client, force, notes)
             _kill_actors(client)
     except NotConnected as error:
@@ -171,7 +170,7 @@ def ensure_token() -> str:
 def _join(address: str) -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise NotConnected(f"no Ray cluster answers at {address}: {error}; 'cotenant up --local' starts one") from error
 
@@ -207,10 +206,8 @@ def _end_ray(pid: int) -> None:
     """End the Ray head started by us: SIGTERM lets it end its children; what is left of its session is killed."""
     if _alive(pid):
         os.kill(pid, signal.SIGTERM)
-        try:
-            _await(lambda: not _alive(pid), STOP_TIMEOUT_S, "")
-        except CotenantError:
-            pass
+        with contextlib.suppress(CotenantError):
+            _await(lambda: not _alive(pid), STOP_TIMEOUT_S, "the Ray head does not end")
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -219,13 +216,13 @@ def _end_ray(pid: int) -> None:
 
 def _stop_jobs(client: Client, force: bool, notes: list[str]) -> int:
     scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
-    stopped = int(ray.get(scheduler.shut_down.remote()))
+    stopped: Any = ray.get(scheduler.shut_down.remote())
     if not force:
         try:
             _await(lambda: not client.jobs(active_only=True), STOP_TIMEOUT_S, "jobs do not end")
         except CotenantError:
             notes.append("some jobs did not end in time; their supervisors kill them when their lease expires")
-    return stopped
+    return int(stopped)
 
 
 def _kill_actors(client: Client) -> None:
@@ -249,13 +246,6 @@ def _wait_for_hosts(client: Client) -> None:
     _await(all_in, HOSTS_TIMEOUT_S, "no host agent has reported: look at 'cotenant doctor --cluster'")
 
 
-def _head_node_id() -> str:
-    for node in ray.nodes():
-        if node["Alive"] and "node:__internal_head__" in node["Resources"]:
-            return str(node["NodeID"])
-    raise CotenantError("this Ray cluster has no live head node")
-
-
 def _await(condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -273,11 +263,6 @@ def _alive(pid: int) -> bool:
 
 
 def _free_port() -> int:
-    import socket  # noqa: PLC0415 - only for a local head
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-__all__: list[Any] = ["DownReport", "UpReport", "down", "ensure_token", "start_actors", "up"]

@@ -12,9 +12,10 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors.host_agent import HostAgent
-from cotenant.scheduler.names import NAMESPACE, PRM, agent_name
+from cotenant.actors.nodes import live_nodes
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command
+from cotenant.scheduler.names import NAMESPACE, PRM, agent_name
 from cotenant.scheduler.views import ComponentHealth, Health
 
 PING_TIMEOUT_S = 2.0
@@ -30,10 +31,10 @@ class Fleet:
 
     def ensure_agents(self) -> set[str]:
         """Create the agent of every node that lacks one; return the ids of all live nodes."""
-        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        any_gpu = any(node["Resources"].get("GPU", 0) for node in nodes.values())
+        nodes = live_nodes()
+        any_gpu = any(node.gpus for node in nodes.values())
         for host_id, node in nodes.items():
-            if any_gpu and not node["Resources"].get("GPU", 0):
+            if any_gpu and not node.gpus:
                 continue  # a node without GPUs in a cluster that has them lends none
             with self._lock:
                 if host_id not in self._agents:
@@ -69,19 +70,17 @@ class Fleet:
         return Health(ok=all(component.ok for component in components), components=components)
 
     def _create(self, host_id: str) -> Any:
-        return (
-            ray.remote(concurrency_groups={"control": 1, "output": 16})(HostAgent)
-            .options(
-                name=agent_name(host_id),
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(host_id, soft=False),
-            )
-            .remote(host_id, self._settings.model_dump_json())
-        )
+        # Commands keep their order in a group of one thread; output is served by others.
+        actor: Any = ray.remote(concurrency_groups={"control": 1, "output": 16})(HostAgent)  # type: ignore[call-overload]
+        return actor.options(
+            name=agent_name(host_id),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(host_id, soft=False),
+        ).remote(host_id, self._settings.model_dump_json())
 
 
 def _ping(name: str) -> ComponentHealth:

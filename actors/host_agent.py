@@ -13,20 +13,21 @@ import time
 from collections.abc import Sequence
 
 import ray
+from cotenant.actors.launcher import Launched, Launcher, LaunchError, StaleCommand
 from ray.exceptions import GetTimeoutError, RayActorError, RuntimeEnvSetupError
 
-from cotenant.actors.claims import claim_gpus, ray_gpus
+from cotenant.actors.claims import claim_gpus
 from cotenant.actors.devices.registry import create_backend
 from cotenant.actors.environment import resolve_environment
-from cotenant.actors.launcher import Launched, Launcher, LaunchError, StaleCommand
 from cotenant.actors.messages import HostReport, WindowBatch
-from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, run_dir
+from cotenant.actors.nodes import live_nodes
 from cotenant.actors.profiler import Profiler
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.events import Event, JobExited, JobStarted, StartFailed
 from cotenant.scheduler.core.model import Gpu, Host
 from cotenant.scheduler.core.reconcile import InventoryItem
+from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, run_dir
 
 CLAIM_TIMEOUT_S = 10.0
 REPORT_TIMEOUT_S = 5.0
@@ -40,7 +41,7 @@ class HostAgent:
         self.settings = Settings.model_validate_json(settings_json)
         self._host_id = host_id
         session = ray.get_runtime_context().get_session_name()
-        counted = ray_gpus(host_id)
+        counted = live_nodes()[host_id].gpus
         self._backend = create_backend(
             self.settings.device, f"{socket.gethostname()}-{host_id[:6]}", counted or self.settings.device.count
         )
@@ -183,15 +184,12 @@ class HostAgent:
         with self._lock:
             held = dict(self._held)
         for job_id, watched in list(self._watched.items()):
-            if job_id not in held:
-                self._backend.unwatch(job_id)
-                del self._watched[job_id]
-            elif held[job_id].epoch != watched[0]:
+            if job_id not in held or held[job_id].epoch != watched[0]:
                 self._backend.unwatch(job_id)
                 del self._watched[job_id]
         for job_id, launched in held.items():
             gpu_ids = [share.gpu_id for share in launched.shares]
-            epoch, pids = self._watched.setdefault(job_id, (launched.epoch, set()))
+            _, pids = self._watched.setdefault(job_id, (launched.epoch, set()))
             for pid in self._launcher.root_pids(job_id) - pids:
                 self._backend.watch(job_id, gpu_ids, pid)
                 pids.add(pid)
@@ -271,7 +269,14 @@ class HostAgent:
             host_id=self._host_id,
             name=socket.gethostname(),
             gpus=tuple(
-                Gpu(g.gpu_id, self._host_id, g.gpu_type, g.index, g.memory_bytes, self._claimed and healthy.get(g.gpu_id, True))
+                Gpu(
+                    g.gpu_id,
+                    self._host_id,
+                    g.gpu_type,
+                    g.index,
+                    g.memory_bytes,
+                    self._claimed and healthy.get(g.gpu_id, True),
+                )
                 for g in self._gpus
             ),
             joined_at=self._joined_at,

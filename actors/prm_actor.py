@@ -1,4 +1,4 @@
-"""The Predictive Resource Manager: takes in every host's windows, forecasts demand, keeps what was learnt of each job."""
+"""The Predictive Resource Manager: takes in windows, forecasts demand, keeps what was learnt of each job."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import ray
 
 from cotenant.actors.messages import WindowBatch
-from cotenant.scheduler.names import NAMESPACE, SCHEDULER
 from cotenant.forecasting.demand import EwQuantileForecaster
 from cotenant.forecasting.profiles import ProfileBook
 from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
 from cotenant.scheduler.core.events import MeasurementsReported
+from cotenant.scheduler.names import NAMESPACE, SCHEDULER
 
 KEEP_WINDOWS = 3600  # an hour of one-second windows per job and per GPU
 SAVE_EVERY_S = 5.0

@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -62,14 +63,13 @@ class Client:
         kind: Literal["command", "lease"] = "command",
     ) -> JobView:
         """Submit one job; durable when this returns. A job id that is known already is the same job."""
-        spec = self.spec(
-            command, hints, name=name, job_id=job_id, cwd=cwd, env=env, attached=attached, kind=kind
-        )
+        spec = self.spec(command, hints, name=name, job_id=job_id, cwd=cwd, env=env, attached=attached, kind=kind)
         return self.submit_many([spec])[0]
 
     def submit_many(self, specs: Sequence[JobSpec]) -> list[JobView]:
         """Submit jobs in one transaction, in order."""
-        return self._call("submit", list(specs))
+        answer: list[JobView] = self._call("submit", list(specs))
+        return answer
 
     def spec(
         self,
@@ -94,7 +94,7 @@ class Client:
             name=name or _default_name(command) or job_id,
             kind=kind,
             command=tuple(command),
-            cwd=cwd if cwd is not None else os.getcwd(),
+            cwd=cwd if cwd is not None else str(Path.cwd()),
             env=dict(os.environ if env is None else env) if kind == "command" else {},
             hints=hints,
             fingerprint=fingerprint(command or (name or "lease",)),
@@ -107,7 +107,8 @@ class Client:
 
     def stop(self, job_id: str, reason: str = "stopped by user") -> JobView:
         """Ask for the end of a job: SIGTERM, then SIGKILL after the grace period. Ended jobs stay as they are."""
-        return self._call("stop", job_id, reason)
+        answer: JobView = self._call("stop", job_id, reason)
+        return answer
 
     def job(self, job_id: str) -> JobView:
         """Return one job.
@@ -115,25 +116,27 @@ class Client:
         Raises:
             JobNotFound: No job with that id.
         """
-        return self._call("job", job_id)
+        answer: JobView = self._call("job", job_id)
+        return answer
 
     def jobs(self, *, active_only: bool = False, limit: int | None = None) -> list[JobView]:
         """Return jobs, newest first."""
-        return self._call("jobs", active_only, limit)
+        answer: list[JobView] = self._call("jobs", active_only, limit)
+        return answer
 
     def explain(self, job_id: str) -> Explanation:
         """Say why a job is where it is, or why it waits and what would help."""
-        return self._call("explain", job_id)
+        answer: Explanation = self._call("explain", job_id)
+        return answer
 
-    def plan(
-        self, jobs: Sequence[tuple[str, Hints, Sequence[str]]], packing_bias: float | None = None
-    ) -> PlanView:
+    def plan(self, jobs: Sequence[tuple[str, Hints, Sequence[str]]], packing_bias: float | None = None) -> PlanView:
         """Say what would happen to hypothetical jobs, given as (name, hints, command); nothing is changed."""
         specs = [
             self.spec(command, hints, name=name, kind="command" if command else "lease")
             for name, hints, command in jobs
         ]
-        return self._call("plan", specs, packing_bias)
+        answer: PlanView = self._call("plan", specs, packing_bias)
+        return answer
 
     def renew(self, job_id: str) -> None:
         """Tell the scheduler that the client of an attached job is alive."""
@@ -200,27 +203,33 @@ class Client:
 
     def hosts(self) -> list[HostView]:
         """Return all hosts."""
-        return self._call("hosts")
+        answer: list[HostView] = self._call("hosts")
+        return answer
 
     def health(self) -> Health:
         """Say whether all parts of cotenant answer."""
-        return self._call("health")
+        answer: Health = self._call("health")
+        return answer
 
     def tuning(self) -> TuningView:
         """Return the settings that can change while everything runs."""
-        return self._call("tuning")
+        answer: TuningView = self._call("tuning")
+        return answer
 
     def set_tuning(self, tuning: TuningView) -> TuningView:
         """Change them, from the next scheduling cycle on."""
-        return self._call("set_tuning", tuning)
+        answer: TuningView = self._call("set_tuning", tuning)
+        return answer
 
     def windows(self, job_ids: Sequence[str]) -> dict[str, list[Any]]:
         """Return the measured windows (``Signature``) of jobs, the last hour at most, oldest first."""
-        return self._link.prm("windows", list(job_ids))
+        answer: dict[str, list[Any]] = self._link.prm("windows", list(job_ids))
+        return answer
 
     def device_series(self) -> dict[str, list[tuple[float, float | None, float | None]]]:
         """Return per GPU the measured (Unix time, utilisation, memory bytes) of the last hour, oldest first."""
-        return self._link.prm("devices")
+        answer: dict[str, list[tuple[float, float | None, float | None]]] = self._link.prm("devices")
+        return answer
 
     def lease_environment(self, host_id: str, job_id: str, epoch: int) -> dict[str, str]:
         """Return the environment a process needs to run under a lease's shares on a host."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from typing import Any
@@ -91,9 +92,7 @@ class Link:
             try:
                 self._handles[actor] = ray.get_actor(actor, NAMESPACE)
             except ValueError:
-                raise NotConnected(
-                    f"this Ray cluster runs no cotenant {actor}: start it with 'cotenant up'"
-                ) from None
+                raise NotConnected(f"this Ray cluster runs no cotenant {actor}: start it with 'cotenant up'") from None
         return self._handles[actor]
 
 
@@ -130,7 +129,7 @@ def _join(address: str | None) -> None:
         address = record.address
     os.environ.setdefault("RAY_AUTH_MODE", record.auth_mode if record else "disabled")
     try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = address or os.environ["RAY_ADDRESS"]
         raise NotConnected(f"no Ray cluster answers at {where}: {error}") from error

@@ -1,0 +1,43 @@
+"""Ray's view of the cluster's nodes, typed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ray
+
+from cotenant.scheduler.errors import CotenantError
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A live Ray node. ``gpus`` is what Ray counts, whatever they are."""
+
+    node_id: str
+    gpus: int
+    head: bool
+
+
+def live_nodes() -> dict[str, Node]:
+    """Return all live nodes by their id."""
+    return {
+        node["NodeID"]: Node(
+            node_id=node["NodeID"],
+            gpus=int(node["Resources"].get("GPU", 0)),
+            head="node:__internal_head__" in node["Resources"],
+        )
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    }
+
+
+def head_node_id() -> str:
+    """Return the id of the head node.
+
+    Raises:
+        CotenantError: The cluster has no live head node.
+    """
+    for node in live_nodes().values():
+        if node.head:
+            return node.node_id
+    raise CotenantError("this Ray cluster has no live head node")

@@ -1,0 +1,141 @@
+"""A real Ray cluster for the cluster tests, started once per module and stopped by its own processes only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import wait_until
+
+from cotenant.configs.settings import ApiSettings, DeviceSettings, LeaseSettings, PlacementSettings, Settings
+from cotenant.scheduler.client import Client
+from cotenant.scheduler.core.model import Hints
+from cotenant.scheduler.views import JobView
+
+# Ray reads these when its processes start. Node deaths are noticed in about a second instead of thirteen.
+RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+TEST_SETTINGS = Settings(
+    lease=LeaseSettings(ttl_s=4.0, client_ttl_s=3.0, stop_grace_s=1.0),
+    placement=PlacementSettings(profile_s=2.0),
+    device=DeviceSettings(memory_bytes=2 << 30),
+    api=ApiSettings(enabled=False),
+)
+
+
+@dataclass
+class Deployment:
+    """A Ray cluster with cotenant on it."""
+
+    cluster: Any
+    client: Client
+    home: Path
+    nodes: list[Any] = field(default_factory=list)
+
+    def run(self, script: str, *more: str, hints: Hints | None = None, **options: Any) -> JobView:
+        """Submit ``python -c script``."""
+        return self.client.submit([sys.executable, "-c", script, *more], hints or Hints(), **options)
+
+    def finish(self, view: JobView, timeout_s: float = 40.0) -> JobView:
+        """Wait for a job's end; the test fails when it does not come."""
+        return self.client.wait(view.job_id, timeout_s)
+
+    def reach(self, view: JobView, state: str, timeout_s: float = 30.0) -> JobView:
+        """Wait until a job is in a state."""
+        wait_until(
+            lambda: self.client.job(view.job_id).state == state,
+            timeout_s,
+            f"job {view.job_id} becomes {state} (it is {self.client.job(view.job_id)})",
+        )
+        return self.client.job(view.job_id)
+
+    def output(self, view: JobView) -> str:
+        """Return all output of an ended job."""
+        return b"".join(self.client.stream_logs(view.job_id)).decode()
+
+    def add_node(self, gpus: int = 1) -> Any:
+        """Add a worker node and wait for its agent."""
+        before = len(self.client.hosts())
+        node = self.cluster.add_node(num_cpus=1, num_gpus=gpus)
+        self.nodes.append(node)
+        wait_until(
+            lambda: sum(host.reachable for host in self.client.hosts()) > 0 and len(self.client.hosts()) > before,
+            40,
+            "the agent of the new node reports",
+        )
+        return node
+
+    def settle(self) -> None:
+        """End every job; the next test starts on an empty cluster."""
+        for view in self.client.jobs(active_only=True):
+            self.client.stop(view.job_id, "end of test")
+        wait_until(lambda: not self.client.jobs(active_only=True), 30, "all jobs end")
+
+
+def start_deployment(home: Path, head_gpus: int, settings: Settings = TEST_SETTINGS, **head: Any) -> Deployment:
+    """Start a Ray head with cotenant on it."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from cotenant.actors import cluster as cotenant_cluster
+
+    os.environ["COTENANT_HOME"] = str(home / "home")
+    os.environ["COTENANT_RUN_DIR"] = str(home / "run")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": head_gpus, **head})
+    ray.init(address=cluster.address, namespace="cotenant", log_to_driver=False, logging_level="ERROR")
+    cotenant_cluster.up(None, False, settings, None)
+    return Deployment(cluster, Client.connect(), home)
+
+
+def stop_deployment(deployment: Deployment) -> None:
+    """Stop everything that was started, and only that."""
+    import ray
+
+    from cotenant.actors import cluster as cotenant_cluster
+
+    deployment.settle()
+    cotenant_cluster.down(force=False)
+    ray.shutdown()
+    deployment.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray_environment() -> Iterator[None]:
+    """Ray's settings for tests, for this module only."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in RAY_ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("COTENANT_HOME", "")
+        patch.setenv("COTENANT_RUN_DIR", "")
+        yield
+
+
+@pytest.fixture(scope="module")
+def single(ray_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One host with two devices."""
+    deployment = start_deployment(tmp_path_factory.mktemp("single"), head_gpus=2)
+    yield deployment
+    stop_deployment(deployment)
+
+
+@pytest.fixture(scope="module")
+def three(ray_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Three hosts with one device each; the first is the head."""
+    deployment = start_deployment(tmp_path_factory.mktemp("three"), head_gpus=1)
+    deployment.add_node()
+    deployment.add_node()
+    yield deployment
+    stop_deployment(deployment)
