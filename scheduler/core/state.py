@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from types import MappingProxyType
 
 from pydantic import ConfigDict, TypeAdapter
@@ -166,6 +167,11 @@ class State:
             view = self._views[gpu_id] = self._build_view(self.gpus[gpu_id])
         return view
 
+    def signals(self, gpu_id: str) -> dict[str, UsageSignal]:
+        """Return what is known of the demand of each resident of the GPU that was measured there."""
+        measured = ((job_id, self.usage.get(job_id, {}).get(gpu_id)) for job_id in self.on_gpu.get(gpu_id, ()))
+        return {job_id: usage.signal for job_id, usage in sorted(measured, key=itemgetter(0)) if usage}
+
     def snapshot(self) -> Snapshot:
         """Return an immutable picture of the state, for one scheduling cycle or one look."""
         waiting = self.in_order(job_id for job_id in self.queued if self.jobs[job_id].not_before <= self.now)
@@ -207,6 +213,11 @@ class State:
                 self._drop_gpu(gpu.gpu_id)
         for gpu in host.gpus:
             self.gpus[gpu.gpu_id] = replace(gpu, host_id=host.host_id)
+        self._views.clear()
+
+    def set_unreachable(self, host_id: str) -> None:
+        """Note that a known host does not answer."""
+        self.hosts[host_id] = replace(self.hosts[host_id], reachable=False)
         self._views.clear()
 
     def drop_host(self, host_id: str) -> None:

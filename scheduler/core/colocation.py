@@ -1,0 +1,58 @@
+"""The record of who a job ran with and what was predicted, so that predictions can be held against measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cotenant.forecasting.types import InterferencePredictor
+from cotenant.placement.types import Resident
+from cotenant.scheduler.core.model import Colocation, Job
+from cotenant.scheduler.core.state import State
+
+LOG_LENGTH = 100
+NOTED_CHANGE = 0.02  # a prediction that moves by less does not start a new line
+
+
+def refresh(state: State, gpu_ids: Iterable[str], predictor: InterferencePredictor, now: float) -> None:
+    """Predict anew for every resident of these GPUs and note what changed.
+
+    Args:
+        state: The state, changed in place.
+        gpu_ids: The GPUs; those no longer known are skipped.
+        predictor: Predicts how neighbours slow each other down.
+        now: Unix seconds.
+    """
+    for gpu_id in gpu_ids:
+        if gpu_id not in state.gpus:
+            continue
+        view = state.view(gpu_id)
+        members = view.residents
+        predictions = predictor.predict([member.profile for member in members], view.gpu_type) if members else ()
+        for member, prediction in zip(members, predictions, strict=True):
+            _note(state, member, members, prediction.mid, now)
+
+
+def close_log(log: tuple[Colocation, ...], now: float) -> tuple[Colocation, ...]:
+    """Return the log with its open lines ended now."""
+    return tuple(line if line.end is not None else replace(line, end=now) for line in log)
+
+
+def _note(state: State, member: Resident, members: tuple[Resident, ...], predicted: float, now: float) -> None:
+    job = state.jobs[member.job_id]
+    neighbours = tuple(other.job_id for other in members if other.job_id != member.job_id)
+    gpu_id = member.share.gpu_id
+    line = _open_line(job, gpu_id)
+    if line and line.neighbours == neighbours and abs(line.predicted - predicted) < NOTED_CHANGE:
+        return
+    log = [replace(old, end=now) if old is line else old for old in job.colocation_log]
+    log.append(Colocation(now, gpu_id, neighbours, predicted))
+    if len(log) > LOG_LENGTH:
+        oldest = next((old for old in log if old.end is not None), log[0])
+        log.remove(oldest)
+    slowest = min(old.predicted for old in log if old.end is None)
+    state.put(replace(job, colocation_log=tuple(log), predicted=slowest))
+
+
+def _open_line(job: Job, gpu_id: str) -> Colocation | None:
+    return next((line for line in job.colocation_log if line.gpu_id == gpu_id and line.end is None), None)

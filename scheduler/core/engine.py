@@ -1,0 +1,101 @@
+"""The core: events in, commands out. No I/O, no clock, no randomness: the same events give the same decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from cotenant.configs.settings import Settings
+from cotenant.forecasting.interference import UtilisationRule
+from cotenant.forecasting.types import InterferencePredictor
+from cotenant.placement.engine import PlacementPolicy, policy
+from cotenant.placement.resize import ResizeMemory, resize_gpu
+from cotenant.scheduler.core.colocation import refresh
+from cotenant.scheduler.core.commands import Command
+from cotenant.scheduler.core.cycle import run_cycle
+from cotenant.scheduler.core.events import Event
+from cotenant.scheduler.core.handlers import HANDLERS
+from cotenant.scheduler.core.state import State
+from cotenant.scheduler.core.turn import Turn
+
+
+class Core:
+    """Decides everything about jobs, shares and hosts. Not thread-safe: its shell calls it from one thread.
+
+    Args:
+        settings: The settings to start with.
+        predictor: Predicts how jobs on one GPU slow each other down.
+        policies: Finds a placement policy by name.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        predictor: InterferencePredictor | None = None,
+        policies: Callable[[str], PlacementPolicy] = policy,
+    ) -> None:
+        self.state = State(settings=settings, configured=settings)
+        self.predictor = predictor or UtilisationRule()
+        self.policies = policies
+
+    @classmethod
+    def from_state(
+        cls,
+        state: State,
+        predictor: InterferencePredictor | None = None,
+        policies: Callable[[str], PlacementPolicy] = policy,
+    ) -> Core:
+        """Return a core that continues from this state."""
+        core = cls(state.settings, predictor, policies)
+        core.state = state
+        return core
+
+    @property
+    def policy(self) -> PlacementPolicy:
+        """The placement policy in force."""
+        return self.policies(self.state.settings.placement.policy)
+
+    def handle(self, events: Sequence[Event], now: float) -> list[Command]:
+        """Take in what happened and return what is to be done, in the order in which it is to be done.
+
+        Args:
+            events: What happened, in order.
+            now: Unix seconds; a time before that of the last call counts as that time.
+        """
+        state = self.state
+        state.now = max(state.now, now)
+        turn = Turn(state, state.now)
+        for event in events:
+            HANDLERS[type(event)](turn, event)
+        if self._back_off_over(turn) or turn.dirty:
+            run_cycle(turn, self.policy, self.predictor)
+        concerned = turn.members_changed | turn.measured
+        self._resize(turn, concerned)
+        refresh(state, concerned, self.predictor, turn.now)
+        return turn.commands()
+
+    def _back_off_over(self, turn: Turn) -> bool:
+        """Let jobs whose back-off is over into the queue again; whether there were any."""
+        due = [job for job in self.state.in_order(self.state.delayed) if job.not_before <= turn.now]
+        for job in due:
+            self.state.put(replace(job, not_before=0.0))
+        return bool(due)
+
+    def _resize(self, turn: Turn, gpu_ids: Iterable[str]) -> None:
+        """Fit the shares on these GPUs to what their residents are seen to use."""
+        state = self.state
+        for gpu_id in gpu_ids:
+            if gpu_id not in state.gpus:
+                continue
+            resized = resize_gpu(
+                state.view(gpu_id),
+                state.signals(gpu_id),
+                state.resize_memory.get(gpu_id, ResizeMemory()),
+                turn.now,
+                settings=state.settings.resize,
+                memory_margin=state.settings.placement.memory_margin,
+                memory_wanted=bool(state.queued),
+            )
+            state.resize_memory[gpu_id] = resized.memory
+            for job_id, share in resized.shares.items():
+                turn.resize(state.jobs[job_id], {gpu_id: share}, resized.reasons[job_id])

@@ -1,0 +1,329 @@
+"""What each event means: one function per event, called by ``Core.handle`` in the order of the events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cotenant.forecasting.types import DemandProfile, JobMeasurement
+from cotenant.placement.resize import UsageSignal
+from cotenant.placement.types import Share
+from cotenant.scheduler.core.events import (
+    ClientLost,
+    HostJoined,
+    HostLost,
+    HostUnreachable,
+    JobExited,
+    JobMissing,
+    JobStarted,
+    JobSubmitted,
+    MeasurementsReported,
+    MemoryOverrun,
+    SettingsChanged,
+    StartFailed,
+    StopRequested,
+    Tick,
+)
+from cotenant.scheduler.core.model import Ending, Host, Job, JobState, RestartPolicy, StateChange
+from cotenant.scheduler.core.state import Usage
+from cotenant.scheduler.core.transitions import advance
+from cotenant.scheduler.core.turn import Turn
+
+ON_LOSS: tuple[RestartPolicy, ...] = ("on_node_loss", "on_failure")
+ON_FAILURE: tuple[RestartPolicy, ...] = ("on_failure",)
+ALWAYS: tuple[RestartPolicy, ...] = ("never", "on_node_loss", "on_failure")
+OVERRUN_MARGIN = 1.2  # memory given after an overrun, relative to what was used
+MEMORY_HORIZON_S = 60
+UTIL_HORIZON_S = 5
+NOTED_UTIL_CHANGE = 0.02  # a profile that moves by less changes no placement
+
+
+def job_submitted(turn: Turn, event: JobSubmitted) -> None:
+    """Take the job in, once."""
+    state, now, spec = turn.state, turn.now, event.spec
+    if spec.job_id in state.jobs:
+        state.ignore("submitted again")
+        return
+    job = Job(spec, JobState.PENDING, queued_at=now, seq=state.next_seq, reason="submitted")
+    job = replace(job, history=(StateChange(now, JobState.PENDING, "submitted"),))
+    state.next_seq += 1
+    if state.hosts:
+        job = advance(job, JobState.QUEUED, now, "waiting for a place")
+        turn.dirty = True
+    state.put(job)
+
+
+def stop_requested(turn: Turn, event: StopRequested) -> None:
+    """Cancel a waiting job at once; have a running one stopped first."""
+    job = turn.state.jobs.get(event.job_id)
+    if job is None or job.state.terminal:
+        turn.state.ignore("stop of a job that is not there")
+        return
+    ending = Ending(JobState.CANCELLED, event.reason)
+    if job.state is JobState.STOPPING:
+        if job.ending is None or job.ending.state is JobState.QUEUED:
+            turn.state.put(replace(job, ending=ending))
+    elif job.lease is None:
+        turn.state.put(advance(job, JobState.CANCELLED, turn.now, event.reason))
+        turn.dirty = True
+    else:
+        turn.stop(job, ending)
+
+
+def client_lost(turn: Turn, event: ClientLost) -> None:
+    """A job whose client is gone is stopped as if somebody had asked for it."""
+    stop_requested(turn, StopRequested(event.job_id, "its client is gone: no renewal in time"))
+
+
+def host_joined(turn: Turn, event: HostJoined) -> None:
+    """Take in a host or its new look; evict jobs from GPUs that are gone or shrank below what is reserved."""
+    state = turn.state
+    host = replace(event.host, reachable=True)
+    before = state.hosts.get(host.host_id)
+    evicted = _jobs_without_a_place(turn, host)
+    state.put_host(host)
+    turn.dirty = True
+    for job in evicted:
+        reason = f"a GPU of host {host.name} it was on is gone or has less memory"
+        turn.stop(job, turn.another_try(job, reason, ON_LOSS, backoff=False))
+    if before is None:
+        for job in state.in_order(state.pending):
+            state.put(advance(job, JobState.QUEUED, turn.now, "waiting for a place"))
+
+
+def _jobs_without_a_place(turn: Turn, host: Host) -> list[Job]:
+    announced = {gpu.gpu_id: gpu for gpu in host.gpus}
+    gone: set[str] = set()
+    for gpu in turn.state.gpus.values():
+        new = announced.get(gpu.gpu_id)
+        reserved = sum(resident.share.memory_bytes for resident in turn.state.view(gpu.gpu_id).residents)
+        moved = new is not None and gpu.host_id != host.host_id
+        dropped = new is None and gpu.host_id == host.host_id
+        if moved or dropped or (new is not None and new.memory_bytes < reserved):
+            gone |= turn.state.on_gpu.get(gpu.gpu_id, set())
+    return [job for job in turn.state.in_order(gone) if job.state is not JobState.STOPPING]
+
+
+def host_unreachable(turn: Turn, event: HostUnreachable) -> None:
+    """Nothing new goes to the host; its jobs keep their leases, since they may still run."""
+    if event.host_id in turn.state.hosts:
+        turn.state.set_unreachable(event.host_id)
+        turn.dirty = True  # the explanations of waiting jobs change
+    else:
+        turn.state.ignore("unknown host")
+
+
+def host_lost(turn: Turn, event: HostLost) -> None:
+    """The host's jobs no longer run: another try elsewhere, or failure, as their restart policy says."""
+    state = turn.state
+    host = state.hosts.get(event.host_id)
+    name = host.name if host else event.host_id
+    for job in state.on_host(event.host_id):
+        reason = f"host {name} was lost: {event.reason}"
+        turn.leave(job, event.host_id, turn.another_try(job, reason, ON_LOSS, backoff=False))
+    state.drop_host(event.host_id)
+    turn.dirty = True
+
+
+def job_started(turn: Turn, event: JobStarted) -> None:
+    """The job runs once all its hosts have said so."""
+    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    if job is None or job.state is not JobState.STARTING:
+        return
+    job = replace(job, started_hosts=job.started_hosts | {event.host_id})
+    if job.started_hosts.issuperset(job.hosts):
+        job = replace(advance(job, JobState.RUNNING, turn.now, "all its processes run"), started_at=turn.now)
+    turn.state.put(job)
+
+
+def start_failed(turn: Turn, event: StartFailed) -> None:
+    """Try again later when that makes sense; the job did not run, so its restart policy does not matter."""
+    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    if job is None:
+        return
+    reason = f"could not be started: {event.reason}"
+    policies = ALWAYS if event.retry else ()
+    ending = turn.another_try(job, reason, policies, exit_code=event.exit_code, backoff=True)
+    turn.leave(job, event.host_id, ending)
+
+
+def job_exited(turn: Turn, event: JobExited) -> None:
+    """Exit code 0 is success; anything else is another try or failure, as the restart policy says."""
+    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    if job is None:
+        return
+    code = event.exit_code
+    if code == 0:
+        ending = Ending(JobState.SUCCEEDED, event.reason or "exit code 0", exit_code=0)
+    else:
+        reason = event.reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        ending = turn.another_try(job, reason, ON_FAILURE, exit_code=code, backoff=True)
+    turn.leave(job, event.host_id, ending, code)
+
+
+def job_missing(turn: Turn, event: JobMissing) -> None:
+    """A job that died without a word counts as lost with its node."""
+    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    if job is None:
+        return
+    ending = turn.another_try(job, f"host {event.host_id} no longer has it", ON_LOSS, backoff=True)
+    turn.leave(job, event.host_id, ending)
+
+
+def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
+    """Give the job more memory if there is room; else try once more elsewhere with what was learnt, then give up."""
+    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    if job is None or job.lease is None or job.state is JobState.STOPPING:
+        return
+    state, used = turn.state, event.used_bytes
+    wanted = math.ceil(used * OVERRUN_MARGIN)
+    grown: dict[str, Share] = {}
+    for share in state.shares_on(job, event.host_id):
+        view = state.view(share.gpu_id)
+        free = view.memory_bytes - sum(resident.share.memory_bytes for resident in view.residents)
+        size = min(wanted, share.memory_bytes + free)
+        if size < used:
+            _stop_for_overrun(turn, job, used, wanted)
+            return
+        if size > share.memory_bytes:
+            grown[share.gpu_id] = replace(share, memory_bytes=size)
+    job = replace(job, memory_hint_corrected=max(wanted, job.memory_hint_corrected or 0))
+    turn.resize(job, grown, f"used {used} bytes, more than its share; there was room")
+
+
+def _stop_for_overrun(turn: Turn, job: Job, used: int, wanted: int) -> None:
+    reason = f"used {used} bytes of GPU memory, more than its share, and the GPU has no room for that"
+    largest = max((gpu.memory_bytes for gpu in turn.state.gpus.values()), default=0)
+    if job.overruns:
+        ending = Ending(JobState.FAILED, f"{reason}; it had been restarted with more memory before")
+    else:
+        ending = Ending(JobState.QUEUED, f"{reason}; once more with what it needs")
+    corrected = min(wanted, largest) if used <= largest else wanted
+    turn.stop(replace(job, overruns=job.overruns + 1, memory_hint_corrected=corrected), ending)
+
+
+def measurements_reported(turn: Turn, event: MeasurementsReported) -> None:
+    """Note what was measured and learnt; the shares of the GPUs concerned are looked at afterwards."""
+    turn.state.reported_at[event.host_id] = turn.now
+    for measurement in event.measurements:
+        _measured(turn, measurement)
+
+
+def _measured(turn: Turn, measurement: JobMeasurement) -> None:
+    state, signature, profile = turn.state, measurement.signature, _within_the_device(measurement.profile)
+    job = state.jobs.get(measurement.job_id)
+    gpu_id = signature.gpu_id
+    if job is None or job.lease is None or all(share.gpu_id != gpu_id for share in job.lease.shares):
+        state.ignore("measurement of a job that is not there")
+        return
+    signal = _signal(measurement)
+    if not _sane(profile, signal):
+        state.ignore("absurd measurement")
+        return
+    usage = Usage(signature, signal, turn.now)
+    state.usage.setdefault(measurement.job_id, {})[gpu_id] = usage
+    turn.measured[gpu_id] = None
+    if profile.source == "history":
+        state.learn(job.spec.fingerprint, profile)
+    if profile != job.profile:
+        turn.dirty = turn.dirty or _moves_placement(turn, job.profile, profile)
+        state.put(replace(job, profile=profile))
+
+
+def _signal(measurement: JobMeasurement) -> UsageSignal:
+    signature, forecast = measurement.signature, measurement.forecast
+    util, memory = forecast.util.get(UTIL_HORIZON_S), forecast.memory.get(MEMORY_HORIZON_S)
+    return UsageSignal(
+        util_p95=util.p95 if util else measurement.profile.util_p95,
+        util_mean=signature.util_mean,
+        throttled_fraction=signature.throttled_fraction,
+        memory_p99_bytes=memory.p99 if memory else None,
+        memory_peak_bytes=signature.memory_peak_bytes,
+    )
+
+
+def _within_the_device(profile: DemandProfile) -> DemandProfile:
+    """Rounding in a counter can show a little more than the whole device."""
+    if profile.util_mean <= 1.0 and profile.util_p95 <= 1.0:
+        return profile
+    return replace(profile, util_mean=min(1.0, profile.util_mean), util_p95=min(1.0, profile.util_p95))
+
+
+def _sane(profile: DemandProfile, signal: UsageSignal) -> bool:
+    """Whether every number is finite and not negative; what was not measured (None) is fine."""
+    numbers = (
+        profile.util_mean,
+        profile.util_p95,
+        profile.memory_bytes,
+        profile.solo_step_rate,
+        profile.observed_s,
+        signal.util_p95,
+        signal.util_mean,
+        signal.throttled_fraction,
+        signal.memory_p99_bytes,
+        signal.memory_peak_bytes,
+    )
+    return all(number is None or (math.isfinite(number) and number >= 0.0) for number in numbers)
+
+
+def _moves_placement(turn: Turn, old: DemandProfile | None, new: DemandProfile) -> bool:
+    if old is None or old.source != new.source or old.from_shared != new.from_shared:
+        return True
+    enough_s = turn.state.settings.placement.profile_s
+    return (
+        (old.observed_s < enough_s) != (new.observed_s < enough_s)
+        or abs(old.util_mean - new.util_mean) >= NOTED_UTIL_CHANGE
+        or old.memory_bytes != new.memory_bytes
+    )
+
+
+def settings_changed(turn: Turn, event: SettingsChanged) -> None:
+    """Put the new settings in force at once."""
+    changed = {"placement": event.placement, "resize": event.resize}
+    turn.state.set_settings(turn.state.settings.model_copy(update=changed))
+    turn.measured.update(dict.fromkeys(turn.state.gpus))
+    turn.dirty = True
+
+
+def tick(turn: Turn, event: Tick) -> None:
+    """Stop jobs whose start takes too long; they get another try."""
+    state = turn.state
+    timeout_s = state.settings.lease.start_timeout_s
+    for job in state.in_order(state.leased):
+        if job.state is JobState.STARTING and job.lease and turn.now - job.lease.granted_at > timeout_s:
+            reason = f"did not start within {timeout_s:g} s"
+            turn.stop(job, turn.another_try(job, reason, ALWAYS, backoff=True))
+
+
+def _current(turn: Turn, job_id: str, epoch: int, host_id: str) -> Job | None:
+    """Return the job if it is known, holds a lease of this epoch and has not let go of this host; count it if not."""
+    job = turn.state.jobs.get(job_id)
+    if job is None:
+        turn.state.ignore("unknown job")
+    elif job.lease is None or job.epoch != epoch:
+        turn.state.ignore("stale epoch")
+    elif host_id not in job.hosts or host_id in job.exited_hosts:
+        turn.state.ignore("host has no part in the job")
+    else:
+        return job
+    return None
+
+
+HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
+    JobSubmitted: job_submitted,
+    StopRequested: stop_requested,
+    ClientLost: client_lost,
+    HostJoined: host_joined,
+    HostUnreachable: host_unreachable,
+    HostLost: host_lost,
+    JobStarted: job_started,
+    StartFailed: start_failed,
+    JobExited: job_exited,
+    JobMissing: job_missing,
+    MemoryOverrun: memory_overrun,
+    MeasurementsReported: measurements_reported,
+    SettingsChanged: settings_changed,
+    Tick: tick,
+}

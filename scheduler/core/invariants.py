@@ -1,0 +1,112 @@
+"""What must hold after every event. A violation is a bug in the core; the message tells the story that led to it."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from cotenant.placement.types import GpuView
+from cotenant.scheduler.core.model import Job, JobState
+from cotenant.scheduler.core.state import InvariantViolation, State
+from cotenant.scheduler.core.transitions import HISTORY_LENGTH, TRANSITIONS, story
+
+MAX_OVERLOOKED_CYCLES = 3
+TOLERANCE = 1e-9
+
+_LEASED = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPING})
+
+
+def check(state: State) -> None:
+    """Check every invariant.
+
+    * Per GPU, the memory shares add up to at most its usable memory and the compute shares to at most 1.
+    * A job holds a lease exactly while it is STARTING, RUNNING, SUSPENDED or STOPPING, with its own id and epoch.
+    * A job has an ending exactly while it is STOPPING.
+    * Its history is a path through the transition table that ends in its present state.
+    * No job waits for more than ``MAX_OVERLOOKED_CYCLES`` cycles beside an idle GPU that fits it.
+    * The indices say what the records say.
+
+    That a terminal state never changes and that epochs never go backwards is checked by ``State.put``.
+
+    Raises:
+        InvariantViolation: One of them does not hold.
+    """
+    for job in state.jobs.values():
+        _check_job(job)
+    for gpu_id in state.gpus:
+        view = state.view(gpu_id)
+        if not all(state.jobs[r.job_id].state is JobState.STOPPING for r in view.residents):
+            check_view(view)  # a GPU that shrank is over-full until the evicted jobs are gone
+    for job_id, cycles in state.overlooked.items():
+        if cycles > MAX_OVERLOOKED_CYCLES:
+            raise _violation(state.jobs[job_id], f"has waited for {cycles} cycles beside an idle GPU that fits it")
+    _check_indices(state)
+
+
+def check_view(view: GpuView) -> None:
+    """Check the shares on one GPU.
+
+    Raises:
+        InvariantViolation: More is promised than there is, or a share is empty.
+    """
+    shares = [resident.share for resident in view.residents]
+    owners = [resident.job_id for resident in view.residents]
+    listed = "\n".join(
+        f"  {owner}: {share.memory_bytes} bytes, {share.compute} compute"
+        for owner, share in zip(owners, shares, strict=True)
+    )
+    memory = sum(share.memory_bytes for share in shares)
+    compute = math.fsum(share.compute for share in shares)
+    if memory > view.memory_bytes:
+        raise InvariantViolation(f"GPU {view.gpu_id}: {memory} bytes promised of {view.memory_bytes}:\n{listed}")
+    if compute > 1.0 + TOLERANCE:
+        raise InvariantViolation(f"GPU {view.gpu_id}: compute shares add up to {compute}:\n{listed}")
+    if any(not 0.0 < share.compute <= 1.0 or share.memory_bytes < 0 for share in shares):
+        raise InvariantViolation(f"GPU {view.gpu_id}: a share is outside (0, 1] or of negative size:\n{listed}")
+    if len(set(owners)) != len(owners):
+        raise InvariantViolation(f"GPU {view.gpu_id}: a job holds two shares of it:\n{listed}")
+
+
+def _check_job(job: Job) -> None:
+    leased = job.state in _LEASED
+    if (job.lease is not None) != leased:
+        raise _violation(job, f"is {job.state} and {'holds a' if job.lease else 'has no'} lease")
+    if job.lease is not None and (job.lease.job_id, job.lease.epoch) != (job.spec.job_id, job.epoch):
+        raise _violation(job, f"at epoch {job.epoch} holds the lease of {job.lease.job_id!r} at {job.lease.epoch}")
+    if (job.ending is not None) != (job.state is JobState.STOPPING):
+        raise _violation(job, f"is {job.state} and its ending is {job.ending}")
+    if job.state is JobState.RUNNING and not job.started_hosts.issuperset(job.hosts):
+        raise _violation(job, f"is running although only {sorted(job.started_hosts)} of {job.hosts} started")
+    states = [change.state for change in job.history]
+    if not states or states[-1] is not job.state or len(states) > HISTORY_LENGTH:
+        raise _violation(job, f"is {job.state} with a history of {len(states)} changes that does not end there")
+    for before, after in pairwise(states):
+        if after not in TRANSITIONS[before]:
+            raise _violation(job, f"went from {before} to {after}")
+
+
+def _check_indices(state: State) -> None:
+    jobs = state.jobs.values()
+    want = {
+        "queued": {job.spec.job_id for job in jobs if job.state is JobState.QUEUED},
+        "pending": {job.spec.job_id for job in jobs if job.state is JobState.PENDING},
+        "leased": {job.spec.job_id for job in jobs if job.lease is not None},
+        "delayed": {job.spec.job_id for job in jobs if job.state is JobState.QUEUED and job.not_before > 0.0},
+    }
+    have = {"queued": state.queued, "pending": state.pending, "leased": state.leased, "delayed": state.delayed}
+    for name, ids in want.items():
+        if have[name] != ids:
+            raise InvariantViolation(f"index {name!r} is off by {sorted(have[name] ^ ids)}")
+    on_gpu: dict[str, set[str]] = {}
+    for job in jobs:
+        for share in job.lease.shares if job.lease else ():
+            on_gpu.setdefault(share.gpu_id, set()).add(job.spec.job_id)
+    if {gpu_id: ids for gpu_id, ids in state.on_gpu.items() if ids} != on_gpu:
+        raise InvariantViolation(f"index 'on_gpu' says {state.on_gpu}, the leases say {on_gpu}")
+
+
+def _violation(job: Job, what: str) -> InvariantViolation:
+    return InvariantViolation(f"job {job.spec.job_id!r} {what}. Its history:\n{story(job)}")
+
+
+__all__ = ["InvariantViolation", "check", "check_view"]

@@ -1,0 +1,92 @@
+"""What a host agent's inventory says about jobs that should, or should not, run on its host. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
+from cotenant.scheduler.core.events import Event, JobMissing, JobStarted
+from cotenant.scheduler.core.model import Job, JobState
+from cotenant.scheduler.core.state import State
+
+Phase = Literal["starting", "running", "stopping", "exited"]
+Answer = JobStarted | JobMissing | Command
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryItem:
+    """A job that a host agent holds.
+
+    An agent keeps an "exited" job in its inventory until its exit has been acknowledged: a job that is absent died
+    without a word.
+
+    Attributes:
+        job_id: The job.
+        epoch: Epoch of the lease it was started with.
+        revision: Newest revision of its shares the agent has.
+        phase: Where the agent is with it.
+    """
+
+    job_id: str
+    epoch: int
+    revision: int
+    phase: Phase
+
+
+def reconcile(
+    state: State, host_id: str, inventory: Sequence[InventoryItem], now: float
+) -> tuple[list[Event], list[Command]]:
+    """Compare a host's inventory with the leases and say what to note and what to send again.
+
+    Commands may be repeats of commands that are still under way; agents take a repeat for what it is.
+
+    Args:
+        state: The state; not changed.
+        host_id: The host.
+        inventory: Everything its agent holds, taken after the events that came with it.
+        now: Unix seconds.
+    """
+    expected = {job.spec.job_id: job for job in state.on_host(host_id)}
+    present: set[str] = set()
+    answers: list[Answer] = []
+    for item in inventory:
+        job = expected.get(item.job_id)
+        if job is not None and job.epoch == item.epoch:
+            present.add(item.job_id)
+            answers.extend(_known(state, host_id, job, item))
+        elif item.phase not in ("stopping", "exited"):
+            why = "it has no lease here" if job is None else f"its lease is of epoch {job.epoch}"
+            grace_s = state.settings.lease.stop_grace_s
+            answers.append(StopJob(host_id, item.job_id, item.epoch, grace_s, f"not entitled to a GPU: {why}"))
+    answers.extend(_absent(state, host_id, job, now) for job_id, job in expected.items() if job_id not in present)
+    events: list[Event] = [answer for answer in answers if isinstance(answer, JobStarted | JobMissing)]
+    commands: list[Command] = [answer for answer in answers if not isinstance(answer, JobStarted | JobMissing)]
+    return events, commands
+
+
+def _known(state: State, host_id: str, job: Job, item: InventoryItem) -> Iterator[Answer]:
+    job_id = job.spec.job_id
+    if item.phase == "exited":
+        return  # its exit is on the way
+    if job.state is JobState.STOPPING:
+        if item.phase != "stopping":
+            reason = job.ending.reason if job.ending else job.reason
+            yield StopJob(host_id, job_id, job.epoch, state.settings.lease.stop_grace_s, reason)
+        return
+    if item.phase == "running" and job.state is JobState.STARTING and host_id not in job.started_hosts:
+        yield JobStarted(job_id, job.epoch, host_id)
+    if job.lease is not None and item.revision < job.lease.revision:
+        shares = state.shares_on(job, host_id)
+        reason = "the agent has older shares"
+        yield ResizeShares(host_id, job_id, job.epoch, job.lease.revision, shares, reason)
+
+
+def _absent(state: State, host_id: str, job: Job, now: float) -> Answer:
+    lease, timeout_s = job.lease, state.settings.lease.start_timeout_s
+    under_way = job.state is JobState.STARTING and host_id not in job.started_hosts
+    if under_way and lease is not None and now - lease.granted_at < timeout_s:
+        shares = state.shares_on(job, host_id)
+        return StartJob(host_id, job.spec, job.epoch, lease.revision, shares, "the agent does not have it yet")
+    return JobMissing(job.spec.job_id, job.epoch, host_id)

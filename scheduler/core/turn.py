@@ -1,0 +1,187 @@
+"""The working context of one ``Core.handle`` call: what has to be done to jobs, and what is to be commanded.
+
+Handlers and the cycle say *what* happens to a job (it left a host, it must stop, it may start); the turn knows how
+that changes the records, which GPUs need another look afterwards, and in which order the commands must go out:
+stops, then shares that shrink, then shares that grow, then starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from cotenant.placement.types import Share
+from cotenant.scheduler.core.colocation import close_log
+from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
+from cotenant.scheduler.core.model import Ending, Job, JobState, Lease, RestartPolicy
+from cotenant.scheduler.core.state import State
+from cotenant.scheduler.core.transitions import advance
+
+BACKOFF_S = 1.0  # before the second try; doubles with every failure
+MAX_BACKOFF_S = 300.0
+RESIZABLE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDED})
+
+
+class Turn:
+    """Changes to a state during one ``handle`` call, and the commands that follow from them.
+
+    Attributes:
+        state: The state, changed in place.
+        now: Time of this turn, Unix seconds.
+        dirty: Something changed that may let a waiting job be placed.
+        members_changed: GPUs whose set of residents changed.
+        measured: GPUs with new measurements.
+    """
+
+    def __init__(self, state: State, now: float) -> None:
+        self.state = state
+        self.now = now
+        self.dirty = False
+        self.members_changed: dict[str, None] = {}
+        self.measured: dict[str, None] = {}
+        self._stops: list[StopJob] = []
+        self._resized: dict[str, tuple[Lease, str]] = {}  # lease before this turn, reason
+        self._granted: dict[str, str] = {}  # reason
+
+    # -- leaving ----------------------------------------------------------------------------------------------------
+
+    def leave(self, job: Job, host_id: str, ending: Ending, exit_code: int | None = None) -> None:
+        """The host has let go of its part of the job: end the job, or first stop what is left of it elsewhere.
+
+        Args:
+            job: The job; holds a lease on the host.
+            host_id: The host.
+            ending: What becomes of the job, unless that was decided before.
+            exit_code: What its processes there returned, when they did.
+        """
+        if not job.exit_code:
+            job = replace(job, exit_code=exit_code)
+        job = replace(job, exited_hosts=job.exited_hosts | {host_id})
+        if job.exited_hosts.issuperset(job.hosts):
+            self._settle(job, job.ending or ending)
+        elif job.state is JobState.STOPPING:
+            self.state.put(job)
+        else:
+            self.stop(job, ending)
+
+    def stop(self, job: Job, ending: Ending) -> None:
+        """Have every host that still holds the job end it; ``ending`` says what happens then."""
+        job = replace(advance(job, JobState.STOPPING, self.now, ending.reason), ending=ending)
+        self.state.put(job)
+        grace_s = self.state.settings.lease.stop_grace_s
+        for host_id in job.hosts:
+            if host_id not in job.exited_hosts:
+                self._stops.append(StopJob(host_id, job.spec.job_id, job.epoch, grace_s, ending.reason))
+
+    def another_try(
+        self, job: Job, reason: str, policies: Sequence[RestartPolicy], *, exit_code: int | None = None, backoff: bool
+    ) -> Ending:
+        """Return the ending of a job that did not end by itself or ended badly: another try, or failure.
+
+        Args:
+            job: The job.
+            reason: What went wrong.
+            policies: Restart policies which allow another try after that.
+            exit_code: Reported when the job fails.
+            backoff: Wait before the next try.
+        """
+        if job.spec.hints.restart not in policies:
+            return Ending(JobState.FAILED, reason, exit_code)
+        limit = self.state.settings.lease.max_restarts
+        if job.restarts >= limit:
+            return Ending(JobState.FAILED, f"{reason}; gave up after {job.restarts} restarts", exit_code)
+        return Ending(JobState.QUEUED, f"{reason}; restart {job.restarts + 1} of {limit}", backoff=backoff)
+
+    def _settle(self, job: Job, ending: Ending) -> None:
+        """Take the lease away and move the job to where its ending says."""
+        for share in job.lease.shares if job.lease else ():
+            self.members_changed[share.gpu_id] = None
+        self.state.usage.pop(job.spec.job_id, None)
+        self.dirty = True
+        waited_s = job.lease.granted_at - job.queued_at if job.lease else 0.0
+        job = replace(
+            advance(job, ending.state, self.now, ending.reason),
+            lease=None,
+            ending=None,
+            started_hosts=frozenset(),
+            exited_hosts=frozenset(),
+            predicted=None,
+            colocation_log=close_log(job.colocation_log, self.now),
+            exit_code=job.exit_code if ending.exit_code is None else ending.exit_code,
+        )
+        if ending.state is JobState.QUEUED:
+            wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(job.restarts, 30)) if ending.backoff else 0.0
+            not_before = self.now + wait_s if wait_s else 0.0
+            queued_at = self.now - waited_s  # only time spent waiting counts as waiting
+            job = replace(job, restarts=job.restarts + 1, not_before=not_before, exit_code=None, queued_at=queued_at)
+        self.state.put(job)
+
+    # -- shares -----------------------------------------------------------------------------------------------------
+
+    def grant(self, job: Job, shares: tuple[Share, ...], reason: str) -> None:
+        """Give a queued job a lease with these shares and have it started."""
+        job_id = job.spec.job_id
+        hosts = tuple(dict.fromkeys(self.state.gpus[share.gpu_id].host_id for share in shares))
+        job = replace(
+            advance(job, JobState.STARTING, self.now, reason),
+            lease=Lease(job_id, job.epoch + 1, 0, shares, self.now),
+            epoch=job.epoch + 1,
+            hosts=hosts,
+            not_before=0.0,
+            fit_errors=(),
+            profile=self.state.profile_of(job),
+        )
+        self.state.put(job)
+        self._granted[job_id] = reason
+        self._resized.pop(job_id, None)
+        for share in shares:
+            self.members_changed[share.gpu_id] = None
+
+    def resize(self, job: Job, shares: Mapping[str, Share], reason: str) -> None:
+        """Hold the job to these shares (by GPU id; the others stay) from now on."""
+        lease = job.lease
+        if lease is None:
+            return
+        new = tuple(shares.get(share.gpu_id, share) for share in lease.shares)
+        if new == lease.shares:
+            return
+        self._resized.setdefault(job.spec.job_id, (lease, reason))
+        self.state.put(replace(job, lease=replace(lease, revision=lease.revision + 1, shares=new)))
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    def commands(self) -> list[Command]:
+        """Return what the hosts have to do, in the order in which it is safe."""
+        shrinking: list[ResizeShares] = []
+        growing: list[ResizeShares] = []
+        for job_id, (before, reason) in self._resized.items():
+            job = self.state.jobs.get(job_id)
+            if job is None or job.lease is None or job.state not in RESIZABLE or job_id in self._granted:
+                continue
+            grows = any(
+                new.compute > old.compute or new.memory_bytes > old.memory_bytes
+                for new, old in zip(job.lease.shares, before.shares, strict=True)
+            )
+            (growing if grows else shrinking).extend(resize_commands(self.state, job, reason))
+        starts: list[StartJob] = []
+        for job_id, reason in self._granted.items():
+            starts.extend(start_commands(self.state, self.state.jobs[job_id], reason))
+        return [*self._stops, *shrinking, *growing, *starts]
+
+
+def start_commands(state: State, job: Job, reason: str) -> list[StartJob]:
+    """Return the commands that start the job, one per host, with the shares it holds now."""
+    revision = job.lease.revision if job.lease else 0
+    return [
+        StartJob(host_id, job.spec, job.epoch, revision, state.shares_on(job, host_id), reason) for host_id in job.hosts
+    ]
+
+
+def resize_commands(state: State, job: Job, reason: str) -> list[ResizeShares]:
+    """Return the commands that hold the job to the shares it has now, one per host that still has it."""
+    revision = job.lease.revision if job.lease else 0
+    return [
+        ResizeShares(host_id, job.spec.job_id, job.epoch, revision, state.shares_on(job, host_id), reason)
+        for host_id in job.hosts
+        if host_id not in job.exited_hosts
+    ]
