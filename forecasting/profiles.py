@@ -25,8 +25,8 @@ _KEEP = 64  # windows a statistic rests on
 _BLOCK_STEPS = 8.0  # steps a rate is measured over: one window of a fast job, many of a slow one
 _KEEP_BLOCKS = 15
 _FORMAT = "cotenant-profiles-1"
-# Kinds of windows, the most trustworthy first. "solo": alone, not held back, past the warm-up; "shared": the same beside
-# others or held back; "early…": before the first steps (for a program that never steps: all there is).
+# Kinds of windows, the most trustworthy first. "solo": alone, not held back, past the warm-up; "shared": the same
+# beside others or held back; "early…": before the first steps (for a program that never steps: all there is).
 _KINDS = ("solo", "shared", "early", "early_shared")
 
 

@@ -2,16 +2,164 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cotenant.placement.types import FitError
+from cotenant.placement.types import FitError, FitErrorKind
+
+GIB = float(1 << 30)
 
 
 def explain(errors: Sequence[FitError]) -> str:
-    """Fold the errors into one message with counts: "3 GPUs: 6.0 GiB short; 2 GPUs: predicted slowdown 1.41 > 1.25"."""
-    return "; ".join(error.kind for error in errors)
+    """Fold the errors into one message with counts: "3 GPUs: 6.0 GiB short; 2 GPUs: predicted slowdown 1.41 > 1.25".
+
+    Errors about the cluster come first, then the kinds by the number of GPUs they rule out. Where the numbers of one
+    kind differ, those of the GPU nearest to fitting are told.
+    """
+    groups: dict[FitErrorKind, list[FitError]] = {}
+    for error in errors:
+        groups.setdefault(error.kind, []).append(error)
+    cluster = [_CLUSTER[kind](groups[kind]) for kind in _CLUSTER if kind in groups]
+    ranked = sorted((kind for kind in groups if kind in _GPU), key=lambda kind: -len(groups[kind]))
+    return "; ".join([*cluster, *(f"{_count(groups[kind])}: {_GPU[kind](groups[kind])}" for kind in ranked)])
 
 
 def would_help(errors: Sequence[FitError]) -> list[str]:
-    """Return what the submitter or an administrator could change, most effective first."""
-    return []
+    """Return what the submitter or an administrator could change, the kinds that rule out most GPUs first."""
+    groups: dict[FitErrorKind, list[FitError]] = {}
+    for error in errors:
+        groups.setdefault(error.kind, []).append(error)
+    ranked = sorted(groups, key=lambda kind: -len(groups[kind]))
+    helps = (_HELP[kind](groups[kind]) for kind in ranked)
+    return list(dict.fromkeys(help_ for help_ in helps if help_))
+
+
+def _count(errors: Sequence[FitError]) -> str:
+    return "1 GPU" if len(errors) == 1 else f"{len(errors)} GPUs"
+
+
+def _nearest(errors: Iterable[FitError]) -> tuple[float, float]:
+    """Return (needed, available) of the error with the smallest gap between the two."""
+    pairs = [(error.needed or 0.0, error.available or 0.0) for error in errors]
+    return min(pairs, key=lambda pair: abs(pair[0] - pair[1]))
+
+
+def _bytes(value: float) -> str:
+    return f"{value / GIB:.1f} GiB" if value >= 0.1 * GIB else f"{value / (1 << 20):.0f} MiB"
+
+
+def _at_least(errors: Sequence[FitError]) -> str:
+    return "at least " if len({(error.needed, error.available) for error in errors}) > 1 else ""
+
+
+def _memory_short(errors: Sequence[FitError]) -> str:
+    needed, available = _nearest(errors)
+    return f"{_at_least(errors)}{_bytes(needed - available)} short"
+
+
+def _memory_never(errors: Sequence[FitError]) -> str:
+    needed, available = _nearest(errors)
+    return f"{_bytes(needed)} of memory wanted, at most {_bytes(available)} can be had even when empty"
+
+
+def _compute_short(errors: Sequence[FitError]) -> str:
+    needed, available = _nearest(errors)
+    return f"compute {needed:.2f} wanted, {available:.2f} free"
+
+
+def _slowdown(whose: str) -> Callable[[Sequence[FitError]], str]:
+    def text(errors: Sequence[FitError]) -> str:
+        needed, available = _nearest(errors)
+        return f"predicted slowdown{whose} {needed:.2f} > {available:.2f}"
+
+    return text
+
+
+def _share_limit(errors: Sequence[FitError]) -> str:
+    needed, limit = _nearest(errors)
+    return f"would carry {needed:.0f} jobs, the limit is {limit:.0f}"
+
+
+def _no_saving(errors: Sequence[FitError]) -> str:
+    _, saving = _nearest(errors)
+    return f"sharing would take longer than one after the other (predicted saving {saving:.0%})"
+
+
+def _too_few_gpus(errors: Sequence[FitError]) -> str:
+    needed, available = _nearest(errors)
+    return f"wants {needed:.0f} GPU{'s' if needed != 1 else ''}, {available:.0f} free"
+
+
+def _too_few_on_host(errors: Sequence[FitError]) -> str:
+    needed, available = _nearest(errors)
+    return f"wants {needed:.0f} GPUs on one host, at most {available:.0f} free on one host"
+
+
+def _gpus_never(errors: Sequence[FitError]) -> str:
+    needed, available = _nearest(errors)
+    return f"wants {needed:.0f} GPUs, at most {available:.0f} of this cluster could ever serve it together"
+
+
+def _says(text: str) -> Callable[[Sequence[FitError]], str]:
+    return lambda _: text
+
+
+def _help_memory(errors: Sequence[FitError]) -> str:
+    _, available = _nearest(errors)
+    return (
+        f"ask for at most {_bytes(available)} of gpu_memory per GPU" if available > 0 else "wait for memory to be freed"
+    )
+
+
+def _help_compute(errors: Sequence[FitError]) -> str:
+    _, available = _nearest(errors)
+    return f"ask for compute of at most {available:.2f}" if available > 0 else "wait for a job to end"
+
+
+def _help_own_slowdown(errors: Sequence[FitError]) -> str:
+    needed, _ = _nearest(errors)
+    return f"accept max_slowdown {needed + 0.005:.2f}"
+
+
+def _help_gpus(errors: Sequence[FitError]) -> str:
+    _, available = _nearest(errors)
+    return f"ask for at most {available:.0f} GPUs" if available > 0 else "add a GPU host"
+
+
+_CLUSTER: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
+    "gpus_never": _gpus_never,
+    "too_few_gpus": _too_few_gpus,
+    "too_few_on_host": _too_few_on_host,
+}
+
+_GPU: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
+    "memory_never": _memory_never,
+    "memory_short": _memory_short,
+    "compute_short": _compute_short,
+    "slowdown_self": _slowdown(""),
+    "slowdown_neighbour": _slowdown(" of a neighbour"),
+    "no_saving": _no_saving,
+    "exclusive_resident": _says("taken by a job that does not share"),
+    "exclusive_wanted": _says("in use, and the job does not share"),
+    "unprofiled_resident": _says("a neighbour is still being measured"),
+    "unprofiled_self": _says("in use, and nothing is known of the job yet, so it starts alone"),
+    "share_limit": _share_limit,
+    "not_schedulable": _says("not available"),
+}
+
+_HELP: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
+    "memory_never": _help_memory,
+    "memory_short": _help_memory,
+    "compute_short": _help_compute,
+    "slowdown_self": _help_own_slowdown,
+    "slowdown_neighbour": _says("wait for a neighbour to end: the jobs already there accept no more slowdown"),
+    "no_saving": _says("wait for a GPU with a lighter neighbour"),
+    "exclusive_resident": _says("wait for the job that does not share to end"),
+    "exclusive_wanted": _says("allow sharing: isolation soft instead of hard"),
+    "unprofiled_resident": _says("wait a few seconds until the neighbour is measured"),
+    "unprofiled_self": _says("give gpu_memory and compute, so that the job need not be measured alone first"),
+    "share_limit": _says("wait for a job to end, or raise max_jobs_per_gpu"),
+    "not_schedulable": _says("bring the unavailable GPUs back ('cotenant doctor' on their hosts says why)"),
+    "too_few_gpus": _help_gpus,
+    "too_few_on_host": _says("allow the GPUs to lie on several hosts: gang cluster instead of host"),
+    "gpus_never": _help_gpus,
+}
