@@ -288,34 +288,41 @@ class _DeviceTrack:
 class _Progress:
     """How far a job was, by its own report at ``at_s``.
 
-    ``last_step_s`` is the moment up to which its step rate has been told, the end of a step where that is known;
-    ``step_time_s`` is what a step took when last measured.
+    Attributes:
+        at_s: When the report was read.
+        steps: Steps so far.
+        throttled_s: Seconds throttled so far.
+        last_step_s: When the last step ended.
+        told_s: The moment up to which the step rate has been told: the end of a step, or of a window without one.
+        step_time_s: What a step took when last measured.
     """
 
     at_s: float
     steps: int | None
     throttled_s: float | None
-    last_step_s: float | None
-    step_time_s: float | None = None
+    last_step_s: Reading
+    told_s: Reading
+    step_time_s: Reading = None
 
     @classmethod
     def of(cls, report: JobReport, now: float) -> _Progress:
         last_step_s = None if report.last_step_age_s is None else now - report.last_step_age_s
-        return cls(now, report.steps, report.throttled_s, last_step_s)
+        return cls(now, report.steps, report.throttled_s, last_step_s, last_step_s)
 
     def rate_since(self, last: _Progress) -> Reading:
-        """Steps per second from the end of one step to the end of another, so that few steps give no rough figure."""
+        """Steps per second, from the end of a step to the end of a step: so a second with two steps is exact too."""
         steps = _growth(last.steps, self.steps)
         if steps is None:
             return None
         self.step_time_s = last.step_time_s
         if last.steps == 0:
             return None  # the first steps began at an unknown moment
-        if self.last_step_s is None or last.last_step_s is None:
+        if self.last_step_s is None or last.told_s is None:
             return steps / (self.at_s - last.at_s)
         if steps == 0:
-            return self._rate_without_step(last.last_step_s)
-        took_s = self.last_step_s - last.last_step_s
+            self.told_s = last.told_s
+            return self._rate_without_step(self.last_step_s)
+        took_s = self.last_step_s - last.told_s
         if took_s <= 0:
             return None
         self.step_time_s = took_s / steps
@@ -323,10 +330,9 @@ class _Progress:
 
     def _rate_without_step(self, last_step_s: float) -> Reading:
         """0 when a step is overdue; None while one may be under way."""
-        self.last_step_s = last_step_s
         if self.step_time_s is None or self.at_s - last_step_s < STALLED_STEPS * self.step_time_s:
             return None
-        self.last_step_s = self.at_s  # the pause has been told and must not slow the next steps as well
+        self.told_s = self.at_s  # the pause has been told and must not slow the next steps as well
         return 0.0
 
 

@@ -1,0 +1,247 @@
+"""What every device backend promises (``cotenant.actors.devices.base``). Add a backend: write its harness, list it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import pytest
+from support import wait_until
+
+from cotenant.actors.devices.base import DeviceBackend, JobSample
+from cotenant.actors.devices.cpu import CpuBackend
+from cotenant.actors.devices.recording import Fault, Levels, RecordedGpu, RecordedSample, Recording
+from cotenant.actors.devices.replay import ReplayBackend
+from cotenant.configs.settings import DeviceSettings
+
+BURN_S = 0.3
+TOLERANCE_S = 0.03  # the interpreter's own start and end lie outside what the process measures
+
+
+class Harness(Protocol):
+    """Makes jobs that behave in known ways on one backend."""
+
+    backend: DeviceBackend
+
+    def busy(self) -> int:
+        """Start a process that uses ``BURN_S`` of device time and then idles; returns its root process."""
+        ...
+
+    def idle(self) -> int:
+        """Start a process that does nothing."""
+        ...
+
+    def wait_busy(self, pid: int) -> None:
+        """Return when the busy process has used its time."""
+        ...
+
+    def vanish(self, pid: int) -> None:
+        """End a process."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class CpuHarness:
+    """Real processes, pinned to the first device."""
+
+    def __init__(self) -> None:
+        self.backend = CpuBackend(DeviceSettings(), "host-a", count=2)
+        self._core = self.backend.discover()[0].cores[0]
+        self._processes: dict[int, subprocess.Popen[str]] = {}
+
+    def _start(self, burn_s: float) -> int:
+        program = (
+            "import os, sys, time\n"
+            f"os.sched_setaffinity(0, {{{self._core}}})\n"
+            "print('ready', flush=True); sys.stdin.readline()\n"
+            f"end = time.process_time() + {burn_s}\n"
+            "while time.process_time() < end: pass\n"
+            "print('done', flush=True); sys.stdin.readline()\n"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        self._processes[process.pid] = process
+        return process.pid
+
+    def busy(self) -> int:
+        return self._start(BURN_S)
+
+    def idle(self) -> int:
+        return self._start(0.0)
+
+    def wait_busy(self, pid: int) -> None:
+        process = self._processes[pid]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+
+    def vanish(self, pid: int) -> None:
+        with self._processes.pop(pid) as process:
+            process.kill()
+
+    def close(self) -> None:
+        for pid in list(self._processes):
+            self.vanish(pid)
+        self.backend.close()
+
+
+class ReplayHarness:
+    """A recording on a clock that the test moves. A process is the number in its job's id."""
+
+    def __init__(self) -> None:
+        levels = {"job-1": Levels(1.0, 1e9, 0.5), "job-2": Levels(0.0, 1e8, 0.0)}
+        end = {"job-1": Levels(0.0, 1e9, 0.0), "job-2": Levels(0.0, 1e8, 0.0)}
+        self.now = 0.0
+        self.backend = ReplayBackend(
+            Recording(
+                gpus=(RecordedGpu("A", 8 << 30), RecordedGpu("A", 8 << 30)),
+                samples=(RecordedSample(0.0, (), levels), RecordedSample(BURN_S, (), end)),
+                faults=(Fault(100.0, "missing"),),
+            ),
+            "host-a",
+            clock=lambda: self.now,
+        )
+
+    def busy(self) -> int:
+        return 1
+
+    def idle(self) -> int:
+        return 2
+
+    def wait_busy(self, pid: int) -> None:
+        self.now += 0.5
+
+    def vanish(self, pid: int) -> None:
+        self.now = 100.0
+
+    def close(self) -> None:
+        self.backend.close()
+
+
+@pytest.fixture(params=[CpuHarness, ReplayHarness], ids=["cpu", "replay"])
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    made: Callable[[], Harness] = request.param
+    harness = made()
+    yield harness
+    harness.close()
+
+
+def watch(harness: Harness, pid: int, gpu: int = 0) -> str:
+    job_id = f"job-{pid}"
+    harness.backend.watch(job_id, [harness.backend.discover()[gpu].gpu_id], pid)
+    return job_id
+
+
+def read(harness: Harness, job_id: str) -> JobSample:
+    (sample,) = [job for job in harness.backend.sample().jobs if job.job_id == job_id]
+    return sample
+
+
+def test_discover_gives_the_same_distinct_gpus_in_index_order(harness: Harness) -> None:
+    gpus = harness.backend.discover()
+    assert [gpu.index for gpu in gpus] == [0, 1]
+    assert len({gpu.gpu_id for gpu in gpus}) == 2
+    assert all(gpu.memory_bytes > 0 and gpu.gpu_type for gpu in gpus)
+    assert harness.backend.discover() == gpus
+
+
+def test_another_host_has_other_gpus() -> None:
+    ids = [{gpu.gpu_id for gpu in CpuBackend(DeviceSettings(), host, 2).discover()} for host in ("a", "b")]
+    assert not ids[0] & ids[1]
+
+
+def test_watching_an_unknown_gpu_is_a_key_error_and_watches_nothing(harness: Harness) -> None:
+    known = harness.backend.discover()[0].gpu_id
+    with pytest.raises(KeyError, match="gpu-of-another-host"):
+        harness.backend.watch("job-1", [known, "gpu-of-another-host"], harness.idle())
+    assert harness.backend.sample().jobs == ()
+
+
+def test_a_sample_has_every_gpu_and_no_job_when_nothing_is_watched(harness: Harness) -> None:
+    gpus = harness.backend.discover()
+    sample = harness.backend.sample()
+    assert [device.gpu_id for device in sample.devices] == [gpu.gpu_id for gpu in gpus]
+    assert sample.jobs == ()
+    assert not any(device.lost for device in sample.devices)
+
+
+def test_a_busy_job_is_measured_and_an_idle_neighbour_is_not(harness: Harness) -> None:
+    busy, idle = harness.busy(), harness.idle()
+    jobs = watch(harness, busy), watch(harness, idle)
+    before = [read(harness, job) for job in jobs]
+    harness.wait_busy(busy)
+    after = [read(harness, job) for job in jobs]
+    grown = [b.busy_s - a.busy_s for a, b in zip(before, after, strict=True)]
+    assert grown == pytest.approx([BURN_S, 0.0], abs=TOLERANCE_S)
+    assert all(sample.memory_bytes > 0 for sample in after)
+
+
+def test_counters_never_go_back(harness: Harness) -> None:
+    busy = harness.busy()
+    job = watch(harness, busy)
+    samples = [read(harness, job)]
+    harness.wait_busy(busy)
+    samples += [read(harness, job) for _ in range(5)]
+    for name in ("busy_s", "host_busy_s"):
+        readings = [getattr(sample, name) for sample in samples]
+        assert readings == sorted(readings)
+
+
+def test_a_vanished_job_reads_none_and_never_zero(harness: Harness) -> None:
+    busy = harness.busy()
+    job = watch(harness, busy)
+    harness.wait_busy(busy)
+    assert read(harness, job).busy_s is not None
+    harness.vanish(busy)
+    gone = read(harness, job)
+    assert (gone.busy_s, gone.util, gone.memory_bytes, gone.host_busy_s) == (None, None, None, None)
+
+
+def test_a_job_on_two_gpus_has_a_sample_of_each(harness: Harness) -> None:
+    gpu_ids = [gpu.gpu_id for gpu in harness.backend.discover()]
+    harness.backend.watch("job-1", gpu_ids, harness.busy())
+    assert [job.gpu_id for job in harness.backend.sample().jobs] == gpu_ids
+
+
+def test_an_unwatched_job_is_gone_and_unwatching_again_does_nothing(harness: Harness) -> None:
+    job = watch(harness, harness.idle())
+    harness.backend.unwatch(job)
+    harness.backend.unwatch(job)
+    harness.backend.unwatch("never-watched")
+    assert harness.backend.sample().jobs == ()
+
+
+def test_a_job_watched_anew_counts_from_zero(harness: Harness) -> None:
+    busy = harness.busy()
+    job = watch(harness, busy)
+    harness.wait_busy(busy)
+    harness.backend.unwatch(job)
+    watch(harness, busy)
+    assert read(harness, job).busy_s == pytest.approx(0.0, abs=TOLERANCE_S)
+
+
+def test_closing_twice_does_nothing(harness: Harness) -> None:
+    watch(harness, harness.idle())
+    harness.backend.close()
+    harness.backend.close()
+
+
+def test_a_sample_takes_a_few_milliseconds_at_most(harness: Harness) -> None:
+    for job in [harness.idle(), harness.busy()]:
+        watch(harness, job)
+
+    def quick() -> bool:
+        begin = time.thread_time()
+        harness.backend.sample()
+        return time.thread_time() - begin < 0.005
+
+    wait_until(quick, 2.0, "a sample of two jobs within 5 ms of CPU time")
