@@ -120,9 +120,15 @@ class ProfileBook:
         _trim(self._jobs, self.max_jobs)
         _trim(self._classes, self.max_fingerprints)
 
-    def profile(self, job_id: str, fingerprint: str) -> DemandProfile:
-        """Return what the job would do alone: its own measurements, else its fingerprint's, else unknown."""
-        job, common = self._jobs.get(job_id), self._classes.get(fingerprint)
+    def profile(self, job_id: str | None, fingerprint: str) -> DemandProfile:
+        """Return what the job would do alone: its own measurements, else its fingerprint's, else unknown.
+
+        Args:
+            job_id: The job; None asks for its class of runs only.
+            fingerprint: Key of its class of runs.
+        """
+        job = self._jobs.get(job_id) if job_id is not None else None
+        common = self._classes.get(fingerprint)
         own = _summary(job.record) if job else UNKNOWN_PROFILE
         known = _summary(common) if common else UNKNOWN_PROFILE
         chosen = own if _own_is_better(job.record if job else None, common) else known

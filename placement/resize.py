@@ -33,7 +33,7 @@ class UsageSignal:
         util_mean: Measured mean of the last window.
         throttled_fraction: Fraction of the last window it was held back by its own share.
         memory_p99_bytes: Forecast 99th percentile of its memory; to honour a memory hint, pass at least the hint.
-        memory_peak_bytes: Largest memory measured so far.
+        memory_peak_bytes: Largest memory measured in the last window.
         measured: False while nothing was measured yet; the job is then planned with its profile, its memory left alone.
     """
 
@@ -62,9 +62,16 @@ class HeldDemand:
 
 @dataclass(frozen=True, slots=True)
 class ResizeMemory:
-    """What resizing must remember between two ticks of one GPU, by job id."""
+    """What resizing must remember between two ticks of one GPU, by job id.
+
+    Attributes:
+        held: The compute each job is planned with.
+        memory_peak: Largest memory measured so far, bytes.
+        memory_low_since: Since when the job has needed less memory than it has reserved, seconds.
+    """
 
     held: Mapping[str, HeldDemand] = field(default_factory=dict)
+    memory_peak: Mapping[str, float] = field(default_factory=dict)
     memory_low_since: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -112,7 +119,8 @@ def resize_gpu(
         for resident in gpu.residents
     }
     compute = _compute_targets(gpu, held, settings)
-    needs = {resident.job_id: _memory_need(usage.get(resident.job_id), memory_margin) for resident in gpu.residents}
+    peaks = _peaks(gpu, usage, memory.memory_peak)
+    needs = {job_id: _memory_need(usage.get(job_id), peaks.get(job_id), memory_margin) for job_id in held}
     patience_s = settings.patience_s if memory_wanted else math.inf
     reserved, low_since = _memory_targets(gpu, needs, memory.memory_low_since, now, patience_s)
     shares: dict[str, Share] = {}
@@ -123,7 +131,7 @@ def resize_gpu(
         if share != resident.share:
             shares[job_id] = share
             reasons[job_id] = _reason(resident, share, usage.get(job_id), settings)
-    return Resized(shares, reasons, ResizeMemory(held, low_since))
+    return Resized(shares, reasons, ResizeMemory(held, peaks, low_since))
 
 
 def _demand(resident: Resident, signal: UsageSignal | None, settings: ResizeSettings) -> float:
@@ -195,10 +203,22 @@ def _memory_targets(
     return reserved, low
 
 
-def _memory_need(signal: UsageSignal | None, margin: float) -> int | None:
-    if signal is None or not signal.measured or signal.memory_peak_bytes is None:
+def _peaks(gpu: GpuView, usage: Mapping[str, UsageSignal], before: Mapping[str, float]) -> dict[str, float]:
+    """Return the largest memory measured so far of every resident that was ever measured here."""
+    peaks: dict[str, float] = {}
+    for resident in gpu.residents:
+        signal = usage.get(resident.job_id)
+        measured = signal.memory_peak_bytes if signal is not None and signal.measured else None
+        seen = [peak for peak in (before.get(resident.job_id), measured) if peak is not None and math.isfinite(peak)]
+        if seen:
+            peaks[resident.job_id] = max(seen)
+    return peaks
+
+
+def _memory_need(signal: UsageSignal | None, peak: float | None, margin: float) -> int | None:
+    if signal is None or not signal.measured or peak is None:
         return None
-    need = max(signal.memory_peak_bytes, signal.memory_p99_bytes or 0.0) * (1.0 + margin)
+    need = max(peak, signal.memory_p99_bytes or 0.0) * (1.0 + margin)
     if not math.isfinite(need):
         return None
     return math.ceil(need / MEMORY_STEP) * MEMORY_STEP
