@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,12 +132,11 @@ def read_plan(path: Path) -> list[dict[str, Any]]:
     jobs = content.get("jobs") if isinstance(content, dict) else None
     if not isinstance(jobs, list) or not jobs:
         raise CotenantError(f"{path}: give a list of jobs under 'jobs', each with {', '.join(_PLAN_KEYS)}")
-    for position, job in enumerate(jobs):
-        _check_planned(job, f"{path}: jobs[{position}]")
-    return jobs
+    return [_planned(job, f"{path}: jobs[{position}]") for position, job in enumerate(jobs)]
 
 
-def _check_planned(job: object, where: str) -> None:
+def _planned(job: object, where: str) -> dict[str, Any]:
+    """Return one entry with its command as words."""
     if not isinstance(job, dict):
         raise CotenantError(f"{where}: {job!r} is not accepted; give a mapping with {', '.join(_PLAN_KEYS)}")
     for key in job:
@@ -144,8 +144,12 @@ def _check_planned(job: object, where: str) -> None:
             raise CotenantError(f"{where}: {key!r} is not accepted; give {', '.join(_PLAN_KEYS)}")
     if not isinstance(job.get("hints", {}), dict):
         raise CotenantError(f"{where}.hints: {job['hints']!r} is not accepted; give hint names with values")
-    if not isinstance(job.get("command", ""), str | list):
-        raise CotenantError(f"{where}.command: {job['command']!r} is not accepted; give a text or a list of words")
+    command = job.get("command", [])
+    try:
+        words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+    except (TypeError, ValueError) as error:
+        raise CotenantError(f"{where}.command: {command!r} is not accepted; give a text or a list of words") from error
     count = job.get("count", 1)
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PLANNED:
         raise CotenantError(f"{where}.count: {count!r} is not accepted; give a whole number from 1 to {MAX_PLANNED}")
+    return {**job, "command": words}

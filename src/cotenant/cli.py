@@ -7,7 +7,6 @@ Exit codes: 0 done; 2 the job can never be placed on this cluster; 1 anything el
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -393,11 +392,9 @@ def _refuse_unplaceable(view: JobView) -> None:
 
 def _planned(job: Mapping[str, Any]) -> list[tuple[str, Hints, list[str]]]:
     """Return the hypothetical jobs one entry of a plan stands for."""
-    command = job.get("command") or []
-    words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+    words, count = job.get("command", []), job.get("count", 1)
     name = str(job.get("name") or _preflight.default_name(words))
-    hints = parse_hints(job.get("hints") or {}, time.time())
-    count = job.get("count", 1)
+    hints = parse_hints(job.get("hints", {}), time.time())
     return [(name if count == 1 else f"{name}-{index}", hints, words) for index in range(1, count + 1)]
 
 

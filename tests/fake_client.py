@@ -1,0 +1,208 @@
+"""A client without a cluster: a few jobs in a dictionary, so that the CLI and the API can be tested alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+from cotenant.configs.settings import Settings
+from cotenant.scheduler.core.model import Hints, JobState
+from cotenant.scheduler.errors import CotenantError, JobNotFound
+from cotenant.scheduler.views import (
+    ComponentHealth,
+    Explanation,
+    GpuView,
+    Health,
+    HistoryView,
+    HostView,
+    JobView,
+    LogChunk,
+    PlannedJob,
+    PlanView,
+    ShareView,
+    TuningView,
+    UsageView,
+)
+
+GIB = 2**30
+SHARE = ShareView(gpu_id="gpu-0", host_id="host-0", memory_bytes=2 * GIB, compute=0.4)
+
+
+def job_view(job_id: str = "job-1", state: JobState = JobState.RUNNING, **changes: Any) -> JobView:
+    """Return a job; ``changes`` are fields of the view."""
+    fields: dict[str, Any] = {
+        "job_id": job_id,
+        "name": "train",
+        "kind": "command",
+        "state": state,
+        "command": ["python", "train.py"],
+        "hints": {"gpus": 1},
+        "fingerprint": "f",
+        "submitted_at": 1000.0,
+        "started_at": 1001.0,
+        "ended_at": 1002.0 if state.terminal else None,
+        "exit_code": 0 if state is JobState.SUCCEEDED else None,
+        "reason": "",
+        "restarts": 0,
+        "epoch": 1,
+        "shares": [] if state.terminal else [SHARE],
+        "usage": UsageView(util_mean=0.5, memory_bytes=GIB, step_rate=12.5, throttled_fraction=0.0, measured_at=1001.5),
+        "slowdown_predicted": 1.1,
+        "slowdown_measured": None,
+        "solo_step_rate": 13.0,
+        "not_placeable": False,
+        "history": [HistoryView(at=1000.0, state=JobState.PENDING, reason="submitted")],
+    }
+    return JobView(**(fields | changes))
+
+
+class FakeClient:
+    """Same methods as ``cotenant.scheduler.client.Client``.
+
+    Set ``final`` to what a streamed job ends as, ``output`` to what it prints, and ``error`` to what every call raises.
+    With ``gate`` set, streaming waits for it (or for ``stop``) before the last piece.
+    """
+
+    def __init__(self, *views: JobView) -> None:
+        self.known = {view.job_id: view for view in views}
+        self.output: Sequence[bytes] = (b"step 1\n", b"\xff\x00step 2\n")
+        self.final = job_view("job-new", JobState.SUCCEEDED)
+        self.gate: threading.Event | None = None
+        self.error: CotenantError | None = None
+        self.submitted: list[dict[str, Any]] = []
+        self.stopped: list[tuple[str, str]] = []
+        self.planned: tuple[Any, ...] = ()
+        self.current = TuningView(placement=Settings().placement, resize=Settings().resize)
+        self.well = True
+        self.closed = 0
+
+    def submit(
+        self, command: Sequence[str], hints: Hints, *, job_id: str | None = None, name: str | None = None, **how: Any
+    ) -> JobView:
+        self._check()
+        self.submitted.append({"command": list(command), "hints": hints, "job_id": job_id, "name": name, **how})
+        first = self.known.get(job_id or "")
+        view = first or self.final.model_copy(update={"job_id": job_id or "job-new", "name": name or "train"})
+        if view.not_placeable or first:
+            self.known[view.job_id] = view
+        else:
+            self.known[view.job_id] = job_view(view.job_id, name=view.name, command=list(command))
+        return self.known[view.job_id]
+
+    def stop(self, job_id: str, reason: str = "stopped by user") -> JobView:
+        self.job(job_id)
+        self.stopped.append((job_id, reason))
+        if self.gate is not None:
+            self.gate.set()
+        self.known[job_id] = self.known[job_id].model_copy(update={"state": JobState.STOPPING, "reason": reason})
+        return self.known[job_id]
+
+    def job(self, job_id: str) -> JobView:
+        self._check()
+        if job_id not in self.known:
+            raise JobNotFound(job_id)
+        return self.known[job_id]
+
+    def jobs(self, *, active_only: bool = False, limit: int | None = None) -> list[JobView]:
+        self._check()
+        views = [view for view in self.known.values() if not (active_only and view.state.terminal)]
+        return views[:limit]
+
+    def gpus(self) -> list[GpuView]:
+        self._check()
+        gpu = GpuView(
+            gpu_id="gpu-0",
+            host_id="host-0",
+            gpu_type="cpu-slice",
+            index=0,
+            memory_bytes=8 * GIB,
+            memory_reserved_bytes=2 * GIB,
+            compute_granted=0.4,
+            util=0.5,
+            memory_used_bytes=GIB,
+            healthy=True,
+            jobs=["job-1"],
+        )
+        return [gpu, gpu.model_copy(update={"gpu_id": "gpu-1", "healthy": False, "util": None, "jobs": []})]
+
+    def hosts(self) -> list[HostView]:
+        self._check()
+        return [
+            HostView(
+                host_id="host-0",
+                name="node",
+                reachable=True,
+                gpus=["gpu-0", "gpu-1"],
+                joined_at=1000.0,
+                last_report_at=None,
+                claim="held",
+                note="",
+            )
+        ]
+
+    def explain(self, job_id: str) -> Explanation:
+        state = self.job(job_id).state
+        return Explanation(
+            job_id=job_id, state=state, summary="waits for memory", details=["gpu-0: 6 GiB short"], would_help=["wait"]
+        )
+
+    def plan(self, jobs: Sequence[tuple[str, Hints, Sequence[str]]], packing_bias: float | None = None) -> PlanView:
+        self._check()
+        self.planned = (list(jobs), packing_bias)
+        return PlanView(
+            jobs=[
+                PlannedJob(
+                    name=name,
+                    placeable="never" if (hints.gpu_memory or 0) > 8 * GIB else "now",
+                    shares=[SHARE],
+                    slowdown_predicted=1.2,
+                    neighbours={"job-1": 1.1},
+                    explanation="fits",
+                )
+                for name, hints, _ in jobs
+            ],
+            packing_saving_predicted=0.3,
+        )
+
+    def logs(self, job_id: str, offset: int = 0, limit: int = 262_144) -> LogChunk:
+        ended = self.job(job_id).state.terminal
+        everything = b"".join(self.output)
+        data = everything[offset : offset + limit]
+        end = offset + len(data)
+        return LogChunk(data=data, next_offset=end, eof=ended and end >= len(everything))
+
+    def stream_logs(self, job_id: str) -> Iterator[bytes]:
+        self.job(job_id)
+        *first, last = self.output
+        yield from first
+        if self.gate is not None:
+            assert self.gate.wait(20.0), "nobody stopped the job"
+        yield last
+        self.known[job_id] = self.final.model_copy(update={"job_id": job_id})
+
+    def tuning(self) -> TuningView:
+        self._check()
+        return self.current
+
+    def set_tuning(self, tuning: TuningView) -> TuningView:
+        self._check()
+        self.current = tuning
+        return tuning
+
+    def health(self) -> Health:
+        self._check()
+        return Health(ok=self.well, components=[ComponentHealth(name="prm", ok=self.well, note="restarting")])
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error

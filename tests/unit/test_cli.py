@@ -1,0 +1,610 @@
+"""The command line with a client that has no cluster: what reaches the client, what is printed, how it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fake_client import GIB, FakeClient, job_view
+from support import wait_until
+from typer.testing import CliRunner
+
+from cotenant import _attach, _preflight, _render, cli
+from cotenant.configs.settings import Settings
+from cotenant.scheduler.client import Client
+from cotenant.scheduler.core.model import Hints, JobState
+from cotenant.scheduler.errors import CotenantError, NotConnected, NotPlaceable
+from cotenant.scheduler.hints import HINT_NAMES
+
+RUNNER = CliRunner()
+ENDED = job_view("job-9", JobState.SUCCEEDED)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeClient:
+    fake = FakeClient(job_view(), ENDED)
+    monkeypatch.setattr(cli, "_client", lambda address: fake)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(_preflight.RAY_JOB_CONFIG, raising=False)
+    (tmp_path / "train.py").touch()
+    return fake
+
+
+def invoke(*args: str) -> tuple[int, str, str]:
+    """Return (exit code, stdout, stderr); an exception that is no exit is a failure of the test."""
+    result = RUNNER.invoke(cli.app, list(args), catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_fake_has_the_methods_of_the_client() -> None:
+    for name, method in inspect.getmembers(FakeClient, inspect.isfunction):
+        if not name.startswith("_"):
+            real = set(inspect.signature(getattr(Client, name)).parameters)
+            assert {key for key in inspect.signature(method).parameters if key != "how"} <= real, name
+
+
+# -- submit -----------------------------------------------------------------------------------------------------------
+
+
+def test_submit_prints_the_id_and_passes_everything_on(client: FakeClient, tmp_path: Path) -> None:
+    args = [
+        "--name",
+        "n",
+        "--job-id",
+        "mine",
+        "--env",
+        "A=1=2",
+        "--env",
+        "B=",
+        "--gpu-memory",
+        "2GiB",
+        "--priority",
+        "high",
+    ]
+    assert invoke("submit", *args, "--", "python", "train.py", "--gpus", "9") == (0, "mine\n", "")
+    [got] = client.submitted
+    assert got["command"] == ["python", "train.py", "--gpus", "9"]
+    assert (got["name"], got["job_id"], got["cwd"]) == ("n", "mine", str(tmp_path))
+    assert got["hints"] == Hints(gpu_memory=2 * GIB, priority="high")
+    assert (got["env"]["A"], got["env"]["B"], got["env"]["PATH"]) == ("1=2", "", os.environ["PATH"])
+    assert "attached" not in got
+    assert client.closed == 1
+
+
+def test_the_command_needs_no_dashes(client: FakeClient) -> None:
+    assert invoke("submit", "--gpus", "1", "python", "train.py", "--lr", "3")[0] == 0
+    assert client.submitted[0]["command"] == ["python", "train.py", "--lr", "3"]
+
+
+def test_submit_json_is_the_view(client: FakeClient) -> None:
+    code, out, _ = invoke("submit", "--json", "--", "python", "train.py")
+    assert code == 0
+    assert json.loads(out)["job_id"] == "job-new"
+
+
+HINT_OPTIONS = {
+    "gpus": ("2", 2),
+    "gpu_memory": ("1KiB", 1024),
+    "compute": ("40%", 0.4),
+    "priority": ("low", "low"),
+    "criticality": ("0.5", 0.5),
+    "max_slowdown": ("20%", 1.2),
+    "isolation": ("hard", "hard"),
+    "gang": ("cluster", "cluster"),
+    "expected_duration": ("1h", 3600.0),
+    "framework": ("torch", "torch"),
+    "batch_size": ("32", 32),
+    "queue": ("q", "q"),
+    "tenant": ("t", "t"),
+    "restart": ("never", "never"),
+    "deadline": ("2h", None),
+}
+
+
+@pytest.mark.parametrize("command", ["submit", "run", "plan"])
+@pytest.mark.parametrize("hint", HINT_NAMES)
+def test_every_hint_is_an_option_of_every_command_that_takes_hints(client: FakeClient, command: str, hint: str) -> None:
+    text, expected = HINT_OPTIONS[hint]
+    assert invoke(command, f"--{hint.replace('_', '-')}", text, "--", "python", "train.py")[0] == 0
+    hints = client.planned[0][0][1] if command == "plan" else client.submitted[0]["hints"]
+    if hint == "deadline":
+        assert hints.deadline_s == pytest.approx(time.time() + 7200, abs=60)
+    else:
+        field = {"expected_duration": "expected_duration_s"}.get(hint, hint)
+        assert hints == dataclasses.replace(
+            Hints(), **{field: pytest.approx(expected) if type(expected) is float else expected}
+        )
+
+
+BAD = [
+    ([], "command: it is empty"),
+    (["--"], "command: it is empty"),
+    (["--", ""], "command: it is empty"),
+    (["--", "python", "gone.py"], "the script 'gone.py' does not exist in "),
+    (["--", "python3.11", "-u", "-W", "ignore", "gone.py"], "the script 'gone.py' does not exist"),
+    (["--", "/usr/bin/python3", "-Xdev", "gone.py"], "does not exist"),
+    (["--", "./gone.sh"], "command: './gone.sh' does not exist"),
+    (["--", "./train.py"], "command: './train.py' may not be executed"),
+    (["--cwd", "nowhere", "--", "python", "train.py"], "nowhere' is not a directory"),
+    (["--cwd", "train.py", "--", "python", "train.py"], "train.py' is not a directory"),
+    (["--env", "A", "--", "python", "train.py"], "env: 'A' is not accepted; give NAME=VALUE"),
+    (["--env", "=1", "--", "python", "train.py"], "env: '=1' is not accepted"),
+    (["--compute", "1.4", "--", "python", "train.py"], "compute: '1.4' is not accepted; give a fraction in (0, 1]"),
+    (
+        ["--gpu-memory", "2Gib/s", "--", "python", "train.py"],
+        "gpu_memory: '2Gib/s' is not accepted; give a positive size",
+    ),
+    (["--gpus", "", "--", "python", "train.py"], "gpus: '' is not accepted"),
+    (["--gpu-mem", "1GiB", "--", "python", "train.py"], "--gpu-mem"),
+]
+
+
+@pytest.mark.parametrize("command", ["submit", "run"])
+@pytest.mark.parametrize(("args", "message"), BAD)
+def test_mistakes_are_one_line_and_reach_nobody(
+    client: FakeClient, command: str, args: list[str], message: str
+) -> None:
+    code, out, err = invoke(command, *args)
+    assert (code, out) == (1, "")
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert client.submitted == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "-m", "train"],
+        ["python", "-c", "print(1)"],
+        ["python", "-um", "train"],
+        ["python", "-"],
+        ["python", "train.py"],
+        ["python", "--check-hash-based-pycs", "never", "train.py"],
+        ["torchrun", "gone.py"],
+        ["true"],
+    ],
+)
+def test_commands_that_name_no_missing_script_pass(client: FakeClient, command: list[str]) -> None:
+    assert invoke("submit", "--", *command)[0] == 0
+
+
+def test_unreadable_or_vanished_working_directory(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)
+        assert "may not be read; give a readable directory" in invoke("submit", "--", "python", "train.py")[2]
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "cwd: the current directory is gone" in invoke("submit", "--", "true")[2]
+
+
+def test_not_placeable_is_exit_code_2(client: FakeClient) -> None:
+    client.final = job_view("job-new", JobState.FAILED, not_placeable=True, reason="8 GiB is more than any GPU has")
+    for command in ("submit", "run"):
+        code, out, err = invoke(command, "--", "python", "train.py")
+        assert (code, out) == (2, "job-new\n" if command == "submit" else "")
+        assert err == "error: not placeable: job-new: 8 GiB is more than any GPU has\n"
+    client.error = NotPlaceable("no GPU is that large")
+    assert invoke("submit", "--", "true")[::2] == (2, "error: not placeable: no GPU is that large\n")
+
+
+def test_not_connected_says_what_to_do(client: FakeClient) -> None:
+    client.error = NotConnected("no cotenant here; run 'cotenant up'")
+    for args in (
+        ["ps"],
+        ["gpus"],
+        ["submit", "--", "true"],
+        ["stop", "job-1"],
+        ["top", "--once"],
+        ["run", "--", "true"],
+    ):
+        assert invoke(*args) == (1, "", "error: no cotenant here; run 'cotenant up'\n")
+
+
+# -- run and submit --wait --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [["run"], ["submit", "--wait"]])
+@pytest.mark.parametrize(
+    ("state", "exit_code", "expected"),
+    [
+        (JobState.SUCCEEDED, 0, 0),
+        (JobState.FAILED, 3, 3),
+        (JobState.FAILED, -9, 137),
+        (JobState.FAILED, None, 1),
+        (JobState.FAILED, 0, 1),
+        (JobState.CANCELLED, -15, 143),
+        (JobState.CANCELLED, None, 1),
+    ],
+)
+def test_output_and_exit_code_pass_through(
+    client: FakeClient, args: list[str], state: JobState, exit_code: int | None, expected: int
+) -> None:
+    client.final = job_view("job-new", state, exit_code=exit_code, reason="why")
+    result = RUNNER.invoke(cli.app, [*args, "--", "python", "train.py"])
+    assert (result.exit_code, result.stdout_bytes) == (expected, b"step 1\n\xff\x00step 2\n")
+    assert result.stderr == ("" if state is JobState.SUCCEEDED else f"cotenant: job-new: {state}: why\n")
+    assert client.submitted[0]["attached"] is True
+
+
+def test_run_in_a_ray_job_takes_its_metadata_and_id(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = {
+        "job_submission_id": "raysubmit_1",
+        "job_name": "raysubmit_1",
+        "cotenant.gpu_memory": "2GiB",
+        "cotenant.compute": "0.4",
+        "owner": "me",
+    }
+    monkeypatch.setenv(_preflight.RAY_JOB_CONFIG, json.dumps({"runtime_env": {}, "metadata": metadata}))
+    assert invoke("run", "--compute", "0.5", "--", "python", "train.py")[0] == 0
+    [got] = client.submitted
+    assert (got["job_id"], got["hints"]) == ("raysubmit_1", Hints(gpu_memory=2 * GIB, compute=0.5))
+    assert invoke("run", "--job-id", "other", "--", "true")[0] == 0
+    assert client.submitted[1]["job_id"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            '{"metadata": {"cotenant.gpu_mem": "1GiB"}}',
+            "cotenant.gpu_mem: '1GiB' is not accepted; give a known hint; did you mean",
+        ),
+        ('{"metadata": {"cotenant.compute": "2"}}', "compute: '2' is not accepted"),
+        ("{", "is not JSON"),
+        ('{"metadata": []}', "its metadata is not an object"),
+    ],
+)
+def test_bad_ray_metadata(client: FakeClient, monkeypatch: pytest.MonkeyPatch, config: str, message: str) -> None:
+    monkeypatch.setenv(_preflight.RAY_JOB_CONFIG, config)
+    code, _, err = invoke("run", "--", "true")
+    assert code == 1
+    assert message in err
+
+
+@pytest.mark.parametrize("config", ["", '{"metadata": null}', "{}", "[]"])
+def test_ray_job_without_metadata(client: FakeClient, monkeypatch: pytest.MonkeyPatch, config: str) -> None:
+    monkeypatch.setenv(_preflight.RAY_JOB_CONFIG, config)
+    assert invoke("run", "--", "true")[0] == 0
+    assert client.submitted[0]["job_id"] is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_job_and_its_last_output_still_comes(client: FakeClient, number: signal.Signals) -> None:
+    client.gate = threading.Event()
+    client.final = job_view("job-new", JobState.CANCELLED, exit_code=-15, reason="stopped")
+    before = signal.getsignal(number)
+    sender = threading.Thread(target=_signal_when_submitted, args=(client, number))
+    sender.start()
+    result = RUNNER.invoke(cli.app, ["run", "--", "python", "train.py"])
+    sender.join()
+    assert (result.exit_code, result.stdout_bytes) == (128 + number, b"step 1\n\xff\x00step 2\n")
+    assert client.stopped == [("job-new", f"its client received {number.name}")]
+    assert signal.getsignal(number) is before
+
+
+def _signal_when_submitted(client: FakeClient, number: int) -> None:
+    wait_until(lambda: client.submitted, 10.0, "the job is submitted")
+    os.kill(os.getpid(), number)
+
+
+def test_a_second_signal_leaves_at_once(client: FakeClient) -> None:
+    client.gate = threading.Event()
+    client.submit(["true"], Hints())
+    said: list[str] = []
+    with _attach.SignalInbox() as inbox:
+        client.stop = lambda job_id, reason: os.kill(os.getpid(), signal.SIGTERM)  # type: ignore[method-assign,assignment]
+        os.kill(os.getpid(), signal.SIGINT)
+        assert _attach.follow(client, "job-new", inbox, io.BytesIO(), said.append) == 143  # type: ignore[arg-type]
+    assert said == ["job-new: SIGTERM again, leaving; the job is being stopped"]
+    client.gate.set()
+
+
+def test_a_reader_that_is_gone_stops_the_job(client: FakeClient) -> None:
+    client.gate = threading.Event()
+    client.submit(["true"], Hints())
+    with _attach.SignalInbox() as inbox:
+        assert _attach.follow(client, "job-new", inbox, Broken(), lambda _: None) == 141  # type: ignore[arg-type]
+    assert client.stopped == [("job-new", "its client received SIGPIPE")]
+
+
+class Broken:
+    def write(self, _data: bytes) -> None:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise AssertionError("nothing was written")
+
+
+def test_a_failure_while_streaming_is_the_commands_failure(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(job_id: str) -> None:
+        raise NotConnected("the cluster is gone")
+
+    monkeypatch.setattr(client, "stream_logs", fail)
+    assert invoke("run", "--", "true")[::2] == (1, "error: the cluster is gone\n")
+
+
+def test_a_waiting_job_says_what_it_waits_for(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_attach, "_STATUS_S", 0.01)
+    client.gate = threading.Event()
+    client.submit(["true"], Hints())
+    client.known["job-new"] = job_view("job-new", JobState.QUEUED, reason="2 GPUs: 6 GiB short")
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        client.gate.set()
+
+    with _attach.SignalInbox() as inbox:
+        assert _attach.follow(client, "job-new", inbox, io.BytesIO(), say) == 0  # type: ignore[arg-type]
+    assert said == ["job-new: QUEUED: 2 GPUs: 6 GiB short"]
+
+
+# -- lists ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["ps"], ["job-1", "RUNNING", "gpu-0 40% 2.0GiB", "50%", "12.50", "1.10x predicted"]),
+        (["ps", "--all"], ["job-9", "SUCCEEDED"]),
+        (["gpus"], ["gpu-0", "██████░░░░░░ 50%", "gpu-1 (lost)", "1.0GiB", "8.0GiB"]),
+        (["hosts"], ["host-0", "reachable", "held"]),
+        (["top", "--once"], ["GPUs: 2", "1 running", "job-1", "gpu-0"]),
+        (["explain", "job-1"], ["waits for memory", "6 GiB short", "What would help:"]),
+        (["plan", "--count", "2"], ["job-1", "job-2", "now", "1.20x", "predicted packing saving: 30%"]),
+        (["stop", "job-1"], ["job-1 STOPPING"]),
+        (["version"], ["cotenant 0."]),
+    ],
+)
+def test_tables(client: FakeClient, args: list[str], words: list[str]) -> None:
+    code, out, err = invoke(*args)
+    assert (code, err) == (0, "")
+    assert [word for word in words if word not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "keys"),
+    [
+        (["ps"], {"job_id": "job-1"}),
+        (["ps", "--all", "--limit", "1"], {"job_id": "job-1"}),
+        (["gpus"], {"gpu_id": "gpu-0"}),
+        (["hosts"], {"host_id": "host-0"}),
+        (["stop", "job-1", "--reason", "enough"], {"job_id": "job-1", "reason": "enough"}),
+    ],
+)
+def test_lists_as_json(client: FakeClient, args: list[str], keys: dict[str, object]) -> None:
+    code, out, _ = invoke(*args, "--json")
+    assert code == 0
+    assert json.loads(out)[0].items() >= keys.items()
+
+
+@pytest.mark.parametrize("args", [["explain", "job-1"], ["plan"]])
+def test_answers_as_json(client: FakeClient, args: list[str]) -> None:
+    assert isinstance(json.loads(invoke(*args, "--json")[1]), dict)
+
+
+def test_ps_hides_what_has_ended_and_empty_is_said(client: FakeClient) -> None:
+    assert "job-9" not in invoke("ps")[1]
+    client.known.clear()
+    assert invoke("ps")[1] == "no jobs\n"
+    assert invoke("ps", "--json")[1] == "[]\n"
+
+
+@pytest.mark.parametrize("args", [["explain", "nope"], ["logs", "nope"], ["stop", "nope"], ["logs", "-f", "nope"]])
+def test_unknown_job(client: FakeClient, args: list[str]) -> None:
+    assert invoke(*args)[::2] == (1, "error: no job 'nope': 'cotenant ps --all' lists the jobs that are known\n")
+
+
+@pytest.mark.parametrize("args", [["logs", "job-9"], ["logs", "job-9", "-f"], ["logs", "job-1"]])
+def test_logs_are_the_bytes_of_the_job(client: FakeClient, args: list[str]) -> None:
+    assert RUNNER.invoke(cli.app, args).stdout_bytes == b"step 1\n\xff\x00step 2\n"
+
+
+def test_names_cannot_steer_the_terminal(client: FakeClient) -> None:
+    client.known = {"job-1": job_view(name="[red]x\x1b]0;owned\x07", reason="a\nb\x1b[2J")}
+    out = invoke("ps")[1]
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "[red]x" in out
+    assert len(out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["nope"],
+        ["ps", "--nope"],
+        ["explain"],
+        ["ps", "--limit", "0"],
+        ["plan", "--count", "x"],
+        ["plan", "--packing-bias", "2"],
+    ],
+)
+def test_wrong_usage_is_exit_code_1(client: FakeClient, args: list[str]) -> None:
+    code, out, err = invoke(*args)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+# -- plan -------------------------------------------------------------------------------------------------------------
+
+
+def test_plan_file(client: FakeClient, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "jobs:\n- {name: bert, command: python 'my train.py', count: 2, hints: {gpu_memory: 2GiB, compute: 0.4}}\n"
+        "- {command: [python, -m, x]}\n- {hints: {gpu_memory: 1TiB}}\n"
+    )
+    assert invoke("plan", "--file", str(path), "--packing-bias", "0.7")[0] == 2
+    jobs, bias = client.planned
+    bert = Hints(gpu_memory=2 * GIB, compute=0.4)
+    command = ["python", "my train.py"]
+    assert jobs == [
+        ("bert-1", bert, command),
+        ("bert-2", bert, command),
+        ("python", Hints(), ["python", "-m", "x"]),
+        ("job", Hints(gpu_memory=2**40), []),
+    ]
+    assert bias == 0.7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "give a list of jobs under 'jobs'"),
+        ("jobs: []", "give a list of jobs"),
+        ("[", "is no readable YAML file"),
+        ("jobs: [3]", "jobs[0]: 3 is not accepted; give a mapping"),
+        ("jobs: [{nam: x}]", "jobs[0]: 'nam' is not accepted; give name, command, hints, count"),
+        ("jobs: [{}, {count: 0}]", "jobs[1].count: 0 is not accepted"),
+        ("jobs: [{count: true}]", "jobs[0].count: True is not accepted"),
+        ("jobs: [{hints: 3}]", "jobs[0].hints: 3 is not accepted"),
+        ("jobs: [{command: 3}]", "jobs[0].command: 3 is not accepted"),
+        ('jobs: [{command: "\'"}]', 'command: "\'" is not accepted'),
+        ("jobs: [{hints: {gpus: true}}]", "gpus: True is not accepted"),
+        ("jobs: [{hints: {gpuss: 1}}]", "did you mean gpus"),
+    ],
+)
+def test_bad_plan_files(client: FakeClient, tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    code, _, err = invoke("plan", "--file", str(path))
+    assert code == 1
+    assert message in err
+
+
+def test_plan_file_missing_or_mixed(client: FakeClient, tmp_path: Path) -> None:
+    assert "is no readable YAML file" in invoke("plan", "--file", "gone.yaml")[2]
+    assert "give either --file or" in invoke("plan", "--file", "gone.yaml", "--gpus", "2")[2]
+
+
+@dataclass(frozen=True)
+class UpReport:
+    """As in ``actors/cluster.py``."""
+
+    address: str
+    hosts: int
+    gpus: int
+    api_url: str | None
+    token_path: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DownReport:
+    """As in ``actors/cluster.py``."""
+
+    stopped_jobs: int
+    notes: tuple[str, ...]
+
+
+# -- up, down, doctor -------------------------------------------------------------------------------------------------
+
+
+def test_up_checks_settings_first(client: FakeClient, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("placement: {packing_bias: 3}")
+    code, _, err = invoke("up", "--config", "bad.yaml")
+    assert (code, err) == (
+        1,
+        "error: bad.yaml: placement.packing_bias: 3 is not accepted; give a number >= 0 and <= 1\n",
+    )
+    assert "give either --local or --address" in invoke("up", "--local", "--address", "a:1")[2]
+
+
+def test_up_and_down_report(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def up(address: object, local: bool, settings: Settings, api_class: type) -> UpReport:
+        seen.append((address, local, settings.device.count, api_class))
+        return UpReport("127.0.0.1:1", 1, 2, "http://127.0.0.1:8266", "/t", ("a note",))
+
+    fakes = {
+        "actors": ("cluster", SimpleNamespace(up=up, down=lambda force: DownReport(3 if force else 0, ()))),
+        "dashboards": ("server", SimpleNamespace(Api="the API")),
+    }
+    for room, (name, fake) in fakes.items():  # the real ones import Ray
+        monkeypatch.setitem(sys.modules, f"cotenant.{room}.{name}", fake)
+        monkeypatch.setattr(importlib.import_module(f"cotenant.{room}"), name, fake, raising=False)
+    code, out, err = invoke("up", "--local", "--devices", "2")
+    assert (code, err) == (0, "cotenant: a note\n")
+    assert "127.0.0.1:1: 1 hosts, 2 GPUs" in out
+    assert "http://127.0.0.1:8266 (token in /t)" in out
+    assert seen == [(None, True, 2, "the API")]
+    assert json.loads(invoke("up", "--json")[1])["gpus"] == 2
+    assert invoke("down", "--force")[1] == "stopped; jobs that were still active: 3\n"
+    assert json.loads(invoke("down", "--json")[1]) == {"stopped_jobs": 0, "notes": []}
+
+
+def test_doctor_warns_with_0_and_fails_with_1(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cotenant.actors import doctor
+    from cotenant.actors.doctor import Check
+
+    found = [Check("a", True, "x"), Check("b", False, "y", "costs", "mend")]
+    monkeypatch.setattr(doctor, "checks", lambda: list(found))
+    code, out, _ = invoke("doctor")
+    assert code == 0
+    assert all(word in out for word in ("ok", "warn", "cost: costs", "fix:  mend"))
+    found.append(Check("c", False, "z", "all", "buy", essential=True))
+    assert invoke("doctor")[0] == 1
+    assert [check["name"] for check in json.loads(invoke("doctor", "--json")[1])] == ["a", "b", "c"]
+
+
+def test_doctor_asks_the_cluster(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cotenant.actors import doctor
+
+    monkeypatch.setattr(doctor, "checks", list)
+    assert invoke("doctor", "--cluster")[0] == 0
+    client.well = False
+    assert "prm: restarting" in invoke("doctor", "--cluster")[1]
+    client.error = CotenantError("run 'cotenant up'")
+    code, out, _ = invoke("doctor", "--cluster")
+    assert code == 1
+    assert "fix:  run 'cotenant up'" in out
+
+
+# -- the whole program ------------------------------------------------------------------------------------------------
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom cotenant import cli\n"
+        "try:\n cli.app(['--help'], prog_name='cotenant')\nexcept SystemExit as end:\n assert end.code == 0\n"
+        "heavy = {'ray', 'torch', 'fastapi', 'numpy', 'sqlalchemy', 'cotenant.scheduler.views'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "submit" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59.6, "1m"), (3661, "1h1m"), (90061, "1d1h"), (-5, "0s"), (3600, "1h")]
+)
+def test_span(seconds: float, text: str) -> None:
+    assert _render.span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(None, "-"), (0, "0B"), (1023, "1023B"), (2**20, "1MiB"), (3 * 2**40, "3072.0GiB")]
+)
+def test_size(count: float | None, text: str) -> None:
+    assert _render.size(count) == text
