@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cotenant.configs.settings import Settings
@@ -69,9 +69,8 @@ class Core:
             HANDLERS[type(event)](turn, event)
         if self._back_off_over(turn) or turn.dirty:
             run_cycle(turn, self.policy, self.predictor)
-        concerned = turn.members_changed | turn.measured
-        self._resize(turn, concerned)
-        refresh(state, concerned, self.predictor, turn.now)
+        self._resize(turn)
+        refresh(state, turn.members_changed | turn.measured, self.predictor, turn.now)
         return turn.commands()
 
     def _back_off_over(self, turn: Turn) -> bool:
@@ -81,15 +80,22 @@ class Core:
             self.state.put(replace(job, not_before=0.0))
         return bool(due)
 
-    def _resize(self, turn: Turn, gpu_ids: Iterable[str]) -> None:
-        """Fit the shares on these GPUs to what their residents are seen to use."""
+    def _resize(self, turn: Turn) -> None:
+        """Fit the shares to what the residents are seen to use, or at least to who the residents are.
+
+        With resizing off, only GPUs whose residents changed are divided anew, by what is known of their demand;
+        slots of the static policy always stay as they are.
+        """
         state = self.state
-        for gpu_id in gpu_ids:
+        if state.settings.placement.policy == "static":
+            return
+        by_usage = state.settings.resize.enabled
+        for gpu_id in turn.members_changed | turn.measured if by_usage else turn.members_changed:
             if gpu_id not in state.gpus:
                 continue
             resized = resize_gpu(
                 state.view(gpu_id),
-                state.signals(gpu_id),
+                state.signals(gpu_id) if by_usage else {},
                 state.resize_memory.get(gpu_id, ResizeMemory()),
                 turn.now,
                 settings=state.settings.resize,
