@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cotenant.configs.settings import Settings
@@ -67,9 +67,12 @@ class Core:
         turn = Turn(state, state.now)
         for event in events:
             HANDLERS[type(event)](turn, event)
+        # Shares first follow what was measured: that frees memory for those who wait.
+        if state.settings.resize.enabled:
+            self._resize(turn, turn.measured, memory_wanted=bool(state.queued))
         if self._back_off_over(turn) or turn.dirty:
             run_cycle(turn, self.policy, self.predictor)
-        self._resize(turn)
+        self._resize(turn, turn.members_changed, memory_wanted=False)
         refresh(state, turn.members_changed | turn.measured, self.predictor, turn.now)
         return turn.commands()
 
@@ -80,17 +83,16 @@ class Core:
             self.state.put(replace(job, not_before=0.0))
         return bool(due)
 
-    def _resize(self, turn: Turn) -> None:
-        """Fit the shares to what the residents are seen to use, or at least to who the residents are.
+    def _resize(self, turn: Turn, gpu_ids: Iterable[str], *, memory_wanted: bool) -> None:
+        """Divide these GPUs anew among their residents, by what they are seen to use.
 
-        With resizing off, only GPUs whose residents changed are divided anew, by what is known of their demand;
-        slots of the static policy always stay as they are.
+        With resizing off, by what is known of their demand; slots of the static policy stay as they are.
         """
         state = self.state
         if state.settings.placement.policy == "static":
             return
         by_usage = state.settings.resize.enabled
-        for gpu_id in turn.members_changed | turn.measured if by_usage else turn.members_changed:
+        for gpu_id in gpu_ids:
             if gpu_id not in state.gpus:
                 continue
             resized = resize_gpu(
@@ -100,7 +102,7 @@ class Core:
                 turn.now,
                 settings=state.settings.resize,
                 memory_margin=state.settings.placement.memory_margin,
-                memory_wanted=bool(state.queued),
+                memory_wanted=memory_wanted,
             )
             state.resize_memory[gpu_id] = resized.memory
             for job_id, share in resized.shares.items():

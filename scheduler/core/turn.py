@@ -146,6 +146,8 @@ class Turn:
         if new == lease.shares:
             return
         self._resized.setdefault(job.spec.job_id, (lease, reason))
+        if any(share.memory_bytes < old.memory_bytes for share, old in zip(new, lease.shares, strict=True)):
+            self.dirty = True
         self.state.put(replace(job, lease=replace(lease, revision=lease.revision + 1, shares=new)))
 
     # -- commands ---------------------------------------------------------------------------------------------------
