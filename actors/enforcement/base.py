@@ -1,0 +1,70 @@
+"""The interface every enforcement backend implements: how a job is held to its shares on one kind of device.
+
+A backend says what a process needs in its environment, puts shares in force and says in words what holds. Its state is
+in the job directory, so a restarted host agent goes on where the last one stopped. Thread safety: the caller (the
+launcher) makes sure that only one thread at a time touches a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.reports import JobReport
+from cotenant.placement.types import Share
+
+
+class StaleCommand(Exception):
+    """The command's fencing token is not newer than what is in force; nothing was changed."""
+
+
+class EnforcementBackend(Protocol):
+    """What the launcher needs of an enforcement."""
+
+    name: str
+
+    def environment(self, gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment variables that put a process under a job's shares.
+
+        Args:
+            gpus: The GPUs of the job's shares on this host; position = share index.
+            env: What the process has already. Settings of the user's own (thread counts) are left alone.
+        """
+        ...
+
+    def apply(self, job_dir: Path, shares: Sequence[Share], epoch: int, revision: int) -> None:
+        """Put shares in force, for running processes at once. Creates what is needed in a new job directory.
+
+        Raises:
+            StaleCommand: ``(epoch, revision)`` is not newer than what is in force.
+            ValueError: Another number of shares than before, or a value that is not accepted.
+        """
+        ...
+
+    def in_force(self, job_dir: Path) -> tuple[int, int]:
+        """Return the (epoch, revision) in force.
+
+        Raises:
+            OSError: The job directory holds none.
+            ValueError: What it holds cannot be read.
+        """
+        ...
+
+    def shares(self, job_dir: Path, gpu_ids: Sequence[str]) -> list[Share]:
+        """Return the shares in force; ``gpu_ids`` names their GPUs, position = share index.
+
+        Raises:
+            OSError: The job directory holds none.
+            ValueError: What it holds cannot be read, or is another number of shares.
+        """
+        ...
+
+    def report(self, job_dir: Path, monotonic_s: float) -> JobReport:
+        """Return what the job's processes report; ``monotonic_s`` is now."""
+        ...
+
+    def guarantees(self, report: JobReport) -> str:
+        """Say what is guaranteed for a lease whose processes report this, and what is not."""
+        ...

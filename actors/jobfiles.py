@@ -1,0 +1,168 @@
+"""What the launcher reads and writes in the run directory, and what it finds there about processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from cotenant.actors import runner
+from cotenant.actors.launchspec import JOB_ID, Launch
+from cotenant.actors.shim.bootstrap import ATTACH_PREFIX, STARTED
+
+OUTPUTS = "outputs"
+_JOB_DIR = re.compile(rf"({JOB_ID.pattern})\.([0-9]+)")
+_KEPT = re.compile(rf"({JOB_ID.pattern})\.([0-9]+)\.log")
+
+
+class StopRequest(NamedTuple):
+    """Content of ``stop.json``; ``kill_at`` in Unix seconds."""
+
+    grace_s: float
+    reason: str
+    kill_at: float
+
+
+def load_job_dirs(run_dir: Path) -> list[Path]:
+    """Return the directories of jobs. What a launch cut short has left behind is removed: it never ran."""
+    found = []
+    for entry in sorted(run_dir.iterdir()):
+        if not entry.is_dir() or not _JOB_DIR.fullmatch(entry.name):
+            continue
+        if (entry / runner.LAUNCH).exists():
+            found.append(entry)
+        else:
+            shutil.rmtree(entry)
+    return found
+
+
+def read_launch(job_dir: Path) -> Launch:
+    """Return what was launched.
+
+    Raises:
+        FileNotFoundError: The job directory is gone.
+    """
+    content = runner.read_json(str(job_dir / runner.LAUNCH))
+    if content is None:
+        raise FileNotFoundError(job_dir / runner.LAUNCH)
+    return cast(Launch, content)
+
+
+def read_supervisor(job_dir: Path) -> runner.Process | None:
+    """Return the supervisor, alive or not; None while there is none yet."""
+    content = runner.read_json(str(job_dir / runner.RUNNER))
+    if content is None:
+        return None
+    return runner.Process(content["pid"], 0, content["pid"], "?", content["start_ticks"])
+
+
+def is_alive(process: runner.Process) -> bool:
+    """True while the process has not ended."""
+    now = runner.process(process.pid)
+    return now is not None and now.start_ticks == process.start_ticks and now.state not in "ZX"
+
+
+def start_overdue(job_dir: Path, timeout_s: float) -> bool:
+    """True when a launch that was begun longer than ``timeout_s`` ago can no longer be under way."""
+    return time.time() - (job_dir / runner.LAUNCH).stat().st_mtime > timeout_s
+
+
+def read_stop(job_dir: Path) -> StopRequest | None:
+    """Return the request to stop the job, None when there is none."""
+    content = runner.read_json(str(job_dir / runner.STOP))
+    return None if content is None else StopRequest(**content)
+
+
+def write_stop(job_dir: Path, request: StopRequest) -> None:
+    """Write down that the job shall stop; the supervisor reads it when it is signalled."""
+    runner.write_json(str(job_dir / runner.STOP), request._asdict())
+
+
+def attached(job_dir: Path, *, started_only: bool = False) -> list[runner.Process]:
+    """Return the living processes that attached themselves to the job.
+
+    Args:
+        job_dir: The job's directory.
+        started_only: Without those that are only guests of the job and go on when it has ended.
+    """
+    found = []
+    for marker in job_dir.glob(f"{ATTACH_PREFIX}*"):
+        pid = marker.name.removeprefix(ATTACH_PREFIX)
+        if not pid.isdecimal():
+            continue  # being written
+        try:
+            ticks, kind = marker.read_text(encoding="ascii").split()
+        except FileNotFoundError:
+            continue  # detached meanwhile
+        process = runner.process(pid)
+        if process is None or process.start_ticks != int(ticks) or process.state in "ZX":
+            continue
+        if kind == STARTED or not started_only:
+            found.append(process)
+    return found
+
+
+def left_behind(job_dir: Path, supervisor: runner.Process | None) -> list[runner.Process]:
+    """Return the processes of a command job whose supervisor was killed: by session, and by their environment."""
+    mark = f"COTENANT_JOB_DIR={job_dir}".encode()
+    found = []
+    for process in runner.process_table():
+        if process.pid == os.getpid() or process.state in "ZX":
+            continue
+        same_session = supervisor is not None and process.session == supervisor.pid
+        if same_session or mark in _environment(process.pid):
+            found.append(process)
+    return found
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []  # it has ended, or it is another user's
+
+
+# -- output ---------------------------------------------------------------------------------------------------------
+
+
+def kept_output(run_dir: Path, job_id: str, epoch: int) -> Path:
+    """Where the output of a released job is kept."""
+    return run_dir / OUTPUTS / f"{job_id}.{epoch}.log"
+
+
+def kept_epochs(run_dir: Path) -> dict[str, int]:
+    """Return the newest released epoch of each job whose output is still kept."""
+    newest: dict[str, int] = {}
+    for entry in (run_dir / OUTPUTS).iterdir():
+        match = _KEPT.fullmatch(entry.name)
+        if match:
+            newest[match[1]] = max(int(match[2]), newest.get(match[1], 0))
+    return newest
+
+
+def open_output(path: Path) -> BinaryIO | None:
+    """Open a job's output; None when there is none."""
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        return None
+
+
+def retire(job_dir: Path, keep: Path) -> None:
+    """Remove a job's directory, but keep its output (an empty file when it has none)."""
+    output = job_dir / runner.OUTPUT
+    if output.exists():
+        output.rename(keep)
+    keep.touch(mode=0o600)  # its time of change is now the time of release
+    (job_dir / runner.LAUNCH).unlink(missing_ok=True)  # from here on a restart takes it for a leftover
+    shutil.rmtree(job_dir, ignore_errors=True)  # a guest process may be writing its report; the next restart removes it
+
+
+def delete_older(run_dir: Path, before: float) -> None:
+    """Delete kept output of jobs that were released before a time (Unix seconds)."""
+    for entry in (run_dir / OUTPUTS).iterdir():
+        if entry.stat().st_mtime < before:
+            entry.unlink(missing_ok=True)

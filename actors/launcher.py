@@ -1,0 +1,480 @@
+"""Starts, watches, resizes and ends the jobs of one host. Its state is in the run directory: a restart loses nothing.
+
+Layout of the run directory (owner only)::
+
+    renewal                 until when the leases of this host hold (CLOCK_MONOTONIC seconds, f64)
+    <job_id>.<epoch>/       a job; ``actors/runner.py`` and ``docs/shim.md`` say what is in it
+    outputs/                output of released jobs, kept for a while; the names also tell which epochs are over
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cotenant.actors import jobfiles, launchspec, runner
+from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
+from cotenant.actors.enforcement.cpu import CpuEnforcement
+from cotenant.actors.launchspec import LaunchError
+from cotenant.actors.reports import JobReport
+from cotenant.placement.types import Share
+
+START_TIMEOUT_S = 10.0
+FIRST_VALIDITY_S = 30.0
+SUPERSEDE_TIMEOUT_S = 2.0
+SWEEP_PERIOD_S = 60.0
+
+__all__ = ["Exited", "Held", "LaunchError", "Launched", "Launcher", "Phase", "StaleCommand"]
+
+Phase = Literal["running", "stopping", "exited"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A job on this host.
+
+    Attributes:
+        job_id: The job.
+        epoch: Epoch of its lease.
+        root_pid: Process id of its supervisor, the root of all its processes; None for lease jobs.
+        job_dir: Its directory.
+        kind: "command" or "lease".
+        fingerprint: Class of runs it belongs to.
+        shares: Its shares when it was launched or adopted; position = share index.
+    """
+
+    job_id: str
+    epoch: int
+    root_pid: int | None
+    job_dir: Path
+    kind: Literal["command", "lease"]
+    fingerprint: str
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """No process of the job is left on this host. ``exit_code`` is negative for a signal, as in ``subprocess``."""
+
+    job_id: str
+    epoch: int
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A job in the inventory of this host."""
+
+    job_id: str
+    epoch: int
+    revision: int
+    phase: Phase
+
+
+@dataclass(slots=True)
+class _Job:
+    launched: Launched
+    shares: tuple[Share, ...]
+    revision: int
+    supervisor: runner.Process | None = None
+    exited: Exited | None = None
+    stop: jobfiles.StopRequest | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.launched.job_id, self.launched.epoch
+
+
+class Launcher:
+    """The jobs of one host. All methods may be called from any thread; none blocks for longer than a launch takes.
+
+    Args:
+        run_dir: Where everything is kept; made when it does not exist. One launcher per directory.
+        gpus: The GPUs of this host.
+        backend: How shares are enforced; None = the ``cpu`` device's.
+        keep_output_s: How long the output of a released job can still be read.
+
+    Raises:
+        OSError: The directory cannot be made or used.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        gpus: Sequence[GpuInfo],
+        backend: EnforcementBackend | None = None,
+        keep_output_s: float = 3600.0,
+    ) -> None:
+        self._dir = run_dir.absolute()
+        (self._dir / jobfiles.OUTPUTS).mkdir(parents=True, exist_ok=True)
+        self._dir.chmod(0o700)
+        self._gpus = {gpu.gpu_id: gpu for gpu in gpus}
+        self._backend = backend or CpuEnforcement()
+        self._keep_output_s = keep_output_s
+        self._lock = threading.RLock()
+        self._swept_at = 0.0
+        self._renewal = _open_renewal(self._dir / runner.RENEWAL)
+        self.renew(time.monotonic() + FIRST_VALIDITY_S)
+        self._over = jobfiles.kept_epochs(self._dir)  # newest epoch of a job that is over here: no older one may start
+        self._jobs: dict[tuple[str, int], _Job] = {}
+        for job_dir in jobfiles.load_job_dirs(self._dir):
+            self._load(job_dir)
+
+    # -- starting ---------------------------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        *,
+        job_id: str,
+        epoch: int,
+        revision: int,
+        kind: Literal["command", "lease"],
+        command: Sequence[str],
+        cwd: str,
+        env: Mapping[str, str],
+        shares: Sequence[Share],
+        grace_s: float,
+        fingerprint: str = "",
+    ) -> Launched:
+        """Start a job, or say what is running when it was started before. A lease job gets shares and no process.
+
+        A command that cannot be executed (not found, no such working directory) is launched all the same and ends at
+        once: ``poll`` says why.
+
+        Args:
+            job_id: The job: letters, digits, ``_``, ``-`` and ``.``.
+            epoch: Epoch of its lease.
+            revision: Revision of its shares.
+            kind: "command" or "lease".
+            command: Argument vector; ignored for leases.
+            cwd: Absolute path of the working directory; ignored for leases.
+            env: The command's environment; what cotenant needs is added.
+            shares: Its shares on this host.
+            grace_s: Seconds between SIGTERM and SIGKILL when it ends.
+            fingerprint: Class of runs it belongs to.
+
+        Raises:
+            StaleCommand: A newer epoch of the job is, or was, here; or this one is over.
+            LaunchError: It cannot be started as asked.
+        """
+        with self._lock:
+            existing = self._jobs.get((job_id, epoch))
+            if existing is not None:
+                return existing.launched
+            newest = max([other for name, other in self._jobs if name == job_id] + [self._over.get(job_id, -1)])
+            if epoch <= newest:
+                raise StaleCommand(f"{job_id}: start of epoch {epoch}, but epoch {newest} is or was here")
+            launch: launchspec.Launch = {
+                "job_id": job_id,
+                "epoch": epoch,
+                "kind": kind,
+                "fingerprint": fingerprint,
+                "gpu_ids": [share.gpu_id for share in shares],
+                "command": list(command),
+                "cwd": cwd,
+                "env": launchspec.base_environment(env),
+                "host_cores": sorted(os.sched_getaffinity(0)),
+                "grace_s": grace_s,
+            }
+            launchspec.check(launch, shares, self._gpus)
+            self._supersede(job_id)
+            return self._start(launch, shares, revision).launched
+
+    def _start(self, launch: launchspec.Launch, shares: Sequence[Share], revision: int) -> _Job:
+        job_dir = self._dir / f"{launch['job_id']}.{launch['epoch']}"
+        launch["env"] |= self._environment(launch, job_dir, launch["env"])
+        try:
+            job_dir.mkdir(mode=0o700)
+            self._backend.apply(job_dir, shares, launch["epoch"], revision)
+            runner.write_json(str(job_dir / runner.LAUNCH), dict(launch))
+            if launch["kind"] == "command":
+                _start_supervisor(job_dir)
+        except OSError as error:
+            shutil.rmtree(job_dir, ignore_errors=True)
+            raise LaunchError(f"cannot start on this host: {error}", exit_code=1, retry=True) from error
+        return self._load(job_dir)
+
+    def _supersede(self, job_id: str) -> None:
+        """End what an older lease of the job has left here: a job runs once."""
+        older = [job for (other, _), job in self._jobs.items() if other == job_id and job.exited is None]
+        for job in older:
+            self.stop(job_id, job.launched.epoch, 0.0, "superseded by a newer lease of the same job")
+        deadline = time.monotonic() + SUPERSEDE_TIMEOUT_S
+        while any(self._check(job) is None for job in older):
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{job_id}: its older run does not end", exit_code=1, retry=True)
+            time.sleep(0.01)
+
+    def _environment(self, launch: launchspec.Launch, job_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
+        gpus = [self._gpus[gpu_id] for gpu_id in launch["gpu_ids"]]
+        own = launchspec.job_variables(launch["job_id"], launch["epoch"], job_dir, base.get("PYTHONPATH", ""))
+        return self._backend.environment(gpus, base) | own
+
+    def environment(self, job_id: str, epoch: int) -> dict[str, str]:
+        """Return the environment variables that put a process of this host under a lease job's shares.
+
+        Raises:
+            KeyError: The job is not here.
+        """
+        with self._lock:
+            job = self._jobs[job_id, epoch]
+            launch = jobfiles.read_launch(job.launched.job_dir)
+            return self._environment(launch, job.launched.job_dir, {"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+
+    def _load(self, job_dir: Path) -> _Job:
+        """Take in what is in a job's directory."""
+        launch = jobfiles.read_launch(job_dir)
+        epoch, revision = self._backend.in_force(job_dir)
+        shares = tuple(self._backend.shares(job_dir, launch["gpu_ids"]))
+        supervisor = jobfiles.read_supervisor(job_dir)
+        launched = Launched(
+            job_id=launch["job_id"],
+            epoch=epoch,
+            root_pid=supervisor.pid if supervisor else None,
+            job_dir=job_dir,
+            kind=launch["kind"],
+            fingerprint=launch["fingerprint"],
+            shares=shares,
+        )
+        job = _Job(launched, shares, revision, supervisor, stop=jobfiles.read_stop(job_dir))
+        self._jobs[job.key] = job
+        return job
+
+    # -- watching ---------------------------------------------------------------------------------------------------
+
+    def adopt(self) -> list[Launched]:
+        """Return the jobs that were running here when this launcher was made and still are."""
+        return self.running()
+
+    def running(self) -> list[Launched]:
+        """Return the jobs that have not ended."""
+        with self._lock:
+            return [job.launched for job in self._jobs.values() if self._check(job) is None]
+
+    def inventory(self) -> list[Held]:
+        """Return every job that is here, those that ended and were not released included."""
+        with self._lock:
+            held = []
+            for (job_id, epoch), job in self._jobs.items():
+                phase: Phase = "exited" if self._check(job) else "stopping" if job.stop else "running"
+                held.append(Held(job_id, epoch, job.revision, phase))
+            return held
+
+    def poll(self) -> list[Exited]:
+        """Return the jobs that have ended, again and again until they are released. To be called all the time: it also
+        ends what outlived its grace period, and forgets old output.
+        """
+        with self._lock:
+            now = time.time()
+            if now - self._swept_at >= SWEEP_PERIOD_S:
+                self.sweep(now)
+            return [exited for job in self._jobs.values() if (exited := self._check(job)) is not None]
+
+    def _check(self, job: _Job) -> Exited | None:
+        if job.exited is None:
+            job.exited = self._check_lease(job) if job.launched.kind == "lease" else self._check_command(job)
+        return job.exited
+
+    def _check_command(self, job: _Job) -> Exited | None:
+        job_dir = job.launched.job_dir
+        supervisor = job.supervisor or jobfiles.read_supervisor(job_dir)
+        job.supervisor = supervisor
+        alive = jobfiles.is_alive(supervisor) if supervisor else not jobfiles.start_overdue(job_dir, START_TIMEOUT_S)
+        ended = runner.read_json(str(job_dir / runner.EXIT))  # after the look at the supervisor, which writes it
+        if ended is not None:
+            return Exited(*job.key, int(ended["exit_code"]), str(ended["reason"]))
+        if alive:
+            return None
+        # Killed from outside. The kernel has killed the command with it; what the command had started is left.
+        left = jobfiles.left_behind(job_dir, supervisor)
+        for process in left:
+            runner.send(process, signal.SIGKILL)
+        return None if left else Exited(*job.key, -signal.SIGKILL, "its supervisor was killed, and the job with it")
+
+    def _check_lease(self, job: _Job) -> Exited | None:
+        if job.stop is None:
+            return None
+        left = jobfiles.attached(job.launched.job_dir, started_only=True)
+        if not left:
+            return Exited(*job.key, 0, job.stop.reason)
+        if time.time() >= job.stop.kill_at:
+            for process in left:
+                runner.send(process, signal.SIGKILL)
+        return None
+
+    def root_pids(self, job_id: str) -> set[int]:
+        """Return the processes that, with their descendants, are the job: its supervisor, and those attached to it."""
+        with self._lock:
+            job = self._newest(job_id)
+            if job is None or job.exited is not None:
+                return set()
+            roots = {process.pid for process in jobfiles.attached(job.launched.job_dir)}
+            return roots | ({job.supervisor.pid} if job.supervisor else set())
+
+    def report(self, job_id: str) -> JobReport | None:
+        """Return what the job's processes say; None when the job is not here."""
+        with self._lock:
+            job = self._newest(job_id)
+            return None if job is None else self._backend.report(job.launched.job_dir, time.monotonic())
+
+    def guarantees(self, job_id: str) -> str:
+        """Say what holds the job's shares and what cannot be held; empty when the job is not here."""
+        report = self.report(job_id)
+        return "" if report is None else self._backend.guarantees(report)
+
+    def shares(self, job_id: str) -> tuple[Share, ...]:
+        """Return the shares in force; empty when the job is not here."""
+        with self._lock:
+            job = self._newest(job_id)
+            return () if job is None else job.shares
+
+    def read_output(self, job_id: str, epoch: int, offset: int, limit: int) -> tuple[bytes, int, bool]:
+        """Return a piece of a job's output.
+
+        Args:
+            job_id: The job.
+            epoch: Epoch of its lease.
+            offset: Where to start, in bytes.
+            limit: Most bytes to return.
+
+        Returns:
+            (bytes, next offset, whether the job has ended and nothing follows).
+
+        Raises:
+            KeyError: No output of that job is, or is still, on this host.
+            ValueError: A negative offset or limit.
+        """
+        if offset < 0 or limit < 0:
+            raise ValueError(f"offset, limit: {offset}, {limit} is not accepted; give whole numbers >= 0")
+        with self._lock:
+            job = self._jobs.get((job_id, epoch))
+            ended = job is None or self._check(job) is not None
+            path = jobfiles.kept_output(self._dir, job_id, epoch)
+            file = jobfiles.open_output(job.launched.job_dir / runner.OUTPUT if job else path)
+        if file is None and job is None:
+            raise KeyError(f"no output of {job_id!r} (epoch {epoch}) on this host")
+        if file is None:
+            return b"", offset, ended
+        with file:
+            file.seek(offset)
+            data = file.read(limit)
+            size = os.fstat(file.fileno()).st_size
+        return data, offset + len(data), ended and offset + len(data) >= size
+
+    def _newest(self, job_id: str) -> _Job | None:
+        epochs = [epoch for other, epoch in self._jobs if other == job_id]
+        return self._jobs[job_id, max(epochs)] if epochs else None
+
+    # -- steering ---------------------------------------------------------------------------------------------------
+
+    def renew(self, valid_until_s: float) -> None:
+        """Let the leases of this host hold until then (``time.monotonic()``); later every job here ends at once."""
+        runner.RENEWAL_LAYOUT.pack_into(self._renewal, 0, valid_until_s)
+
+    def resize(self, job_id: str, epoch: int, revision: int, shares: Sequence[Share]) -> None:
+        """Hold a job to other shares of the same GPUs from now on.
+
+        Raises:
+            StaleCommand: The job is not here with that epoch, or ``revision`` is not newer.
+            ValueError: Other GPUs, or a value that is not accepted.
+        """
+        with self._lock:
+            job = self._jobs.get((job_id, epoch))
+            if job is None:
+                raise StaleCommand(f"{job_id}: resize for epoch {epoch}, which is not here")
+            by_gpu = {share.gpu_id: share for share in shares}
+            if set(by_gpu) != {share.gpu_id for share in job.shares}:
+                raise ValueError(f"shares: GPUs {sorted(by_gpu)} are not accepted; give those the job has")
+            ordered = tuple(by_gpu[share.gpu_id] for share in job.shares)
+            self._backend.apply(job.launched.job_dir, ordered, epoch, revision)
+            job.shares, job.revision = ordered, revision
+
+    def stop(self, job_id: str, epoch: int, grace_s: float, reason: str) -> None:
+        """Begin to end a job: SIGTERM now, SIGKILL to what is left after ``grace_s``. ``poll`` says when it is over.
+
+        A second call can only shorten the grace period. A job that is not here (any more) is fine, and will not start.
+        """
+        with self._lock:
+            job = self._jobs.get((job_id, epoch))
+            if job is None:
+                self._over[job_id] = max(epoch, self._over.get(job_id, epoch))
+                return
+            if self._check(job) is not None:
+                return
+            request = jobfiles.StopRequest(grace_s, reason, time.time() + grace_s)
+            if job.stop is not None and job.stop.kill_at <= request.kill_at:
+                return
+            if job.stop is not None:
+                request = jobfiles.StopRequest(grace_s, job.stop.reason, request.kill_at)
+            job.stop = request
+            jobfiles.write_stop(job.launched.job_dir, request)
+            if job.supervisor is not None:
+                runner.send(job.supervisor, signal.SIGTERM)
+            for process in jobfiles.attached(job.launched.job_dir, started_only=True):
+                runner.send(process, signal.SIGTERM)
+
+    def release(self, job_id: str, epoch: int) -> None:
+        """Forget a job that has ended; its output can be read for some more time. Unknown jobs are ignored.
+
+        Raises:
+            ValueError: The job has not ended.
+        """
+        with self._lock:
+            job = self._jobs.get((job_id, epoch))
+            if job is None:
+                return
+            if self._check(job) is None:
+                raise ValueError(f"{job_id} (epoch {epoch}) has not ended: stop it first")
+            jobfiles.retire(job.launched.job_dir, jobfiles.kept_output(self._dir, job_id, epoch))
+            self._over[job_id] = max(epoch, self._over.get(job_id, epoch))
+            del self._jobs[job_id, epoch]
+
+    def sweep(self, now: float) -> None:
+        """Delete the output of jobs released longer than ``keep_output_s`` before ``now`` (Unix seconds)."""
+        with self._lock:
+            self._swept_at = now
+            jobfiles.delete_older(self._dir, now - self._keep_output_s)
+
+
+def _open_renewal(path: Path) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, runner.RENEWAL_LAYOUT.size)
+        return mmap.mmap(descriptor, runner.RENEWAL_LAYOUT.size)
+    finally:
+        os.close(descriptor)
+
+
+def _start_supervisor(job_dir: Path) -> None:
+    """Start the supervisor and wait until it is up and nobody's child (Ray kills what is a child of its workers)."""
+    starter = subprocess.Popen(
+        [sys.executable, "-I", "-S", runner.__file__, str(job_dir)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        env={},
+    )
+    try:
+        _, said = starter.communicate(timeout=START_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        starter.kill()
+        starter.communicate()
+        if jobfiles.read_supervisor(job_dir) is not None:
+            return  # up after all
+        raise OSError(f"the supervisor was not up within {START_TIMEOUT_S:g} s") from None
+    if starter.returncode != 0:
+        last: Any = said.decode(errors="replace").strip().rpartition("\n")[2]
+        raise OSError(f"the supervisor did not start: {last or starter.returncode}")

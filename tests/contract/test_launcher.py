@@ -1,0 +1,494 @@
+"""The launcher with real processes: what is started ends, is found again, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support import wait_until
+
+from cotenant.actors import runner
+from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.launcher import Exited, Launched, Launcher, LaunchError, StaleCommand
+from cotenant.actors.shim.shareword import read_all
+from cotenant.placement.types import Share
+
+CORES = sorted(os.sched_getaffinity(0))
+GPU = GpuInfo("gpu-0", "cpu-core", 0, 4 << 30, {"CUDA_VISIBLE_DEVICES": ""}, cores=(CORES[0],))
+OTHER = GpuInfo("gpu-1", "cpu-core", 1, 4 << 30, {"CUDA_VISIBLE_DEVICES": ""}, cores=(CORES[-1],))
+SHARE = Share("gpu-0", 1 << 30, 0.5)
+IGNORE_TERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+ENV = {"PATH": os.environ["PATH"]}
+
+
+class Host:
+    """A launcher with its directory, and what the tests ask of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.launcher = Launcher(path, (GPU, OTHER))
+
+    def restart(self) -> list[Launched]:
+        """The host agent was killed; a new one starts."""
+        self.launcher = Launcher(self.path, (GPU, OTHER))
+        return self.launcher.adopt()
+
+    def launch(self, *command: str, job_id: str = "job", epoch: int = 1, **more) -> Launched:
+        options = {
+            "revision": 0,
+            "kind": "command",
+            "cwd": "/",
+            "env": ENV,
+            "shares": [SHARE],
+            "grace_s": 0.3,
+            "command": command,
+        }
+        return self.launcher.launch(job_id=job_id, epoch=epoch, **(options | more))
+
+    def python(self, code: str, *args: str, **more) -> Launched:
+        return self.launch(sys.executable, "-S", "-c", code, *args, **more)
+
+    def exited(self, job_id: str = "job", timeout_s: float = 10.0) -> Exited:
+        found: list[Exited] = []
+
+        def look() -> bool:
+            found[:] = [exited for exited in self.launcher.poll() if exited.job_id == job_id]
+            return bool(found)
+
+        wait_until(look, timeout_s, f"{job_id} has ended")
+        return found[0]
+
+    def output(self, job_id: str = "job", epoch: int = 1) -> str:
+        return self.launcher.read_output(job_id, epoch, 0, 1 << 30)[0].decode()
+
+    def processes(self, *, supervisors: bool = False) -> list[int]:
+        """Every process of any job of this host; supervisors may take another moment to end after their job."""
+        mark = f"COTENANT_JOB_DIR={self.path}/".encode()
+        found = []
+        for process in runner.process_table():
+            try:
+                content = Path(f"/proc/{process.pid}/environ").read_bytes()
+                command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            wanted = mark in content or (supervisors and str(self.path).encode() in command)
+            if wanted and process.state not in "ZX":
+                found.append(process.pid)
+        return found
+
+
+@pytest.fixture
+def host(tmp_path):
+    host = Host(tmp_path / "run")
+    yield host
+    for launched in host.launcher.running():
+        host.launcher.stop(launched.job_id, launched.epoch, 0.0, "the test is over")
+    wait_until(
+        lambda: not host.processes(supervisors=True) and not host.launcher.running(),
+        10,
+        "no process of the test is left",
+    )
+
+
+def test_output_exit_code_environment_and_directory(host, tmp_path):
+    code = (
+        "import os, sys; print('out', os.getcwd(), os.environ['GREETING'], sys.stdin.read() == ''); "
+        "print('err', file=sys.stderr); sys.exit(7)"
+    )
+    host.python(code, cwd=str(tmp_path), env={**ENV, "GREETING": "hi"})
+    assert host.exited() == Exited("job", 1, 7, "exit code 7")
+    assert sorted(host.output().splitlines()) == ["err", f"out {tmp_path} hi True"]
+
+
+def test_a_job_finds_its_share_in_its_environment(host):
+    host.python("import os; print({k: v for k, v in os.environ.items()})", env={**ENV, "PYTHONPATH": "/mine"})
+    host.exited()
+    environ = eval(host.output())
+    assert {k: environ[k] for k in ("COTENANT_JOB_ID", "COTENANT_EPOCH", "COTENANT_CORES", "OMP_NUM_THREADS")} == {
+        "COTENANT_JOB_ID": "job",
+        "COTENANT_EPOCH": "1",
+        "COTENANT_CORES": str(CORES[0]),
+        "OMP_NUM_THREADS": "1",
+    }
+    assert environ["PYTHONPATH"].split(":")[1:] == ["/mine"]
+    assert (Path(environ["PYTHONPATH"].split(":")[0]) / "sitecustomize.py").is_file()
+    assert "HOME" not in environ, "the agent's own environment must not leak into jobs"
+
+
+def test_a_users_thread_counts_stay_and_another_jobs_variables_go(host):
+    env = {**ENV, "OMP_NUM_THREADS": "3", "COTENANT_ATTACH": "1", "COTENANT_HOME": "/h"}
+    host.python(
+        "import os; print(os.environ['OMP_NUM_THREADS'], 'COTENANT_ATTACH' in os.environ, os.environ['COTENANT_HOME'])",
+        env=env,
+    )
+    host.exited()
+    assert host.output() == "3 False /h\n"
+
+
+def write(path: Path, text: str, mode: int = 0o755) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "says"),
+    [
+        (("no-such-program",), 127, "command not found: 'no-such-program' in the job's PATH"),
+        (("/no/such/program",), 127, "command not found: '/no/such/program'"),
+        (("{dir}/not-executable",), 126, "is not executable"),
+        (("{dir}",), 126, "is a directory"),
+        (("{dir}/no-interpreter",), 126, "the interpreter its first line names does not exist"),
+        (("{dir}/no-program",), 126, "neither a program nor a script"),
+        ((sys.executable, "{dir}/missing.py"), 2, "exit code 2"),
+        ((sys.executable, "-c", "import no_such_module"), 1, "exit code 1"),
+    ],
+)
+def test_a_command_that_cannot_run_says_why(host, tmp_path, command, exit_code, says):
+    write(tmp_path / "not-executable", "#!/bin/sh\n", 0o644)
+    write(tmp_path / "no-interpreter", "#!/no/such/interpreter\n")
+    write(tmp_path / "no-program", "\x7f\x00no elf")
+    host.launch(*(part.format(dir=tmp_path) for part in command))
+    exited = host.exited()
+    assert exited.exit_code == exit_code
+    assert says in exited.reason
+    assert host.output() != ""
+
+
+@pytest.mark.parametrize("cwd", ["/no/such/directory", "/etc/passwd"])
+def test_a_working_directory_that_cannot_be_used_is_named(host, cwd):
+    host.launch("true", cwd=cwd)
+    exited = host.exited()
+    assert exited.exit_code == 126
+    assert f"working directory {cwd!r}" in exited.reason
+    assert cwd in host.output()
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may enter every directory")
+def test_an_unreadable_working_directory_is_named(host, tmp_path):
+    (tmp_path / "locked").mkdir(mode=0)
+    host.launch("true", cwd=str(tmp_path / "locked"))
+    assert "Permission denied" in host.exited().reason
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"command": ()}, "command: [] is not accepted"),
+        ({"command": ("",)}, "command: [''] is not accepted"),
+        ({"command": ("echo", "a\0b")}, "without NUL"),
+        ({"cwd": "here"}, "cwd: 'here' is not accepted; give an absolute path"),
+        ({"env": {"A=B": "c"}}, "env: 'A=B=c' is not accepted"),
+        ({"job_id": "../x"}, "job_id: '../x' is not accepted"),
+        ({"shares": []}, "shares: [] is not accepted"),
+        ({"shares": [Share("gpu-9", 1, 0.5)]}, "shares.gpu_id: 'gpu-9' is not accepted"),
+        ({"shares": [Share("gpu-0", 1, 1.5)]}, "shares.compute: 1.5 is not accepted"),
+        ({"shares": [Share("gpu-0", 1, float("nan"))]}, "shares.compute: nan is not accepted"),
+        ({"grace_s": -1.0}, "grace_s: -1.0 is not accepted"),
+    ],
+)
+def test_what_is_not_accepted_is_refused_before_anything_happens(host, change, says):
+    with pytest.raises(LaunchError) as caught:
+        host.launch(**({"command": ("true",)} | change)) if "command" in change else host.launch("true", **change)
+    assert says in str(caught.value)
+    assert not caught.value.retry
+    assert host.launcher.inventory() == []
+    assert [entry.name for entry in host.path.iterdir() if entry.is_dir()] == ["outputs"]
+
+
+def test_a_signal_ends_a_job_with_a_negative_exit_code(host):
+    host.python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert host.exited() == Exited("job", 1, -signal.SIGSEGV, "killed by SIGSEGV")
+
+
+def test_the_same_launch_twice_is_one_job(host):
+    first = host.python("print('once')")
+    assert host.python("print('twice')") == first
+    host.exited()
+    assert host.output() == "once\n"
+
+
+def test_an_older_epoch_is_refused_and_a_newer_one_replaces_the_job(host):
+    host.python("import time; time.sleep(60)", epoch=2)
+    with pytest.raises(StaleCommand):
+        host.python("pass", epoch=1)
+    host.python("print('new')", epoch=3)
+    wait_until(lambda: len(host.launcher.poll()) == 2, 10, "both have ended")
+    assert {e.epoch: (e.exit_code, e.reason) for e in host.launcher.poll()} == {
+        2: (-signal.SIGTERM, "superseded by a newer lease of the same job"),
+        3: (0, ""),
+    }
+
+
+@pytest.mark.parametrize("over", ["released", "released before a restart", "stopped before it came"])
+def test_an_epoch_that_is_over_does_not_start_again(host, over):
+    if over == "stopped before it came":
+        host.launcher.stop("job", 1, 1.0, "changed my mind")
+    else:
+        host.launch("true")
+        host.exited()
+        host.launcher.release("job", 1)
+    if over == "released before a restart":
+        host.restart()
+    with pytest.raises(StaleCommand):
+        host.launch("true")
+
+
+def test_stopping_lets_the_job_say_goodbye(host):
+    host.python(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit(3)))\n"
+        "print('up', flush=True); time.sleep(60)"
+    )
+    wait_until(lambda: "up" in host.output(), 10, "the job is up")
+    host.launcher.stop("job", 1, 5.0, "stopped by user")
+    assert [held.phase for held in host.launcher.inventory()] == ["stopping"]
+    assert host.exited() == Exited("job", 1, 3, "stopped by user")
+    assert host.output() == "up\nbye\n"
+
+
+def test_a_command_that_ignores_sigterm_is_killed_after_its_grace(host):
+    host.python(IGNORE_TERM + "print('up', flush=True); time.sleep(60)")
+    wait_until(lambda: "up" in host.output(), 10, "the job is up")
+    started = time.monotonic()
+    host.launcher.stop("job", 1, 0.5, "stopped by user")
+    assert host.exited() == Exited("job", 1, -signal.SIGKILL, "stopped by user")
+    assert 0.4 < time.monotonic() - started < 3.0
+
+
+def test_a_second_stop_can_only_shorten_the_grace(host):
+    host.python(IGNORE_TERM + "print('up', flush=True); time.sleep(60)")
+    wait_until(lambda: "up" in host.output(), 10, "the job is up")
+    host.launcher.stop("job", 1, 60.0, "first")
+    host.launcher.stop("job", 1, 90.0, "second")
+    host.launcher.stop("job", 1, 0.0, "third")
+    assert host.exited(timeout_s=3.0) == Exited("job", 1, -signal.SIGKILL, "first")
+
+
+def test_stopping_what_is_not_there_is_fine(host):
+    host.launcher.stop("nobody", 1, 1.0, "why not")
+    host.launch("true")
+    host.exited()
+    host.launcher.stop("job", 1, 1.0, "too late")
+    assert host.exited().reason == ""
+
+
+LEFTOVERS = {
+    "a child": "subprocess.Popen([sys.executable, '-S', '-c', SLEEP])",
+    "a child in its own session": "subprocess.Popen([sys.executable, '-S', '-c', SLEEP], start_new_session=True)",
+    "a daemon": (
+        "\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        exec(SLEEP)\n    os._exit(0)\nos.wait()"
+    ),
+    "many": "[subprocess.Popen([sys.executable, '-S', '-c', SLEEP]) for _ in range(8)]",
+}
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize("what", LEFTOVERS)
+def test_when_the_command_ends_its_descendants_end(host, what, stubborn):
+    sleep = (IGNORE_TERM if stubborn else "import time; ") + "time.sleep(600)"
+    code = f"import os, subprocess, sys\nSLEEP = {sleep!r}\n{LEFTOVERS[what]}\nprint('done', flush=True)\n"
+    host.python(code)
+    assert host.exited() == Exited("job", 1, 0, "")
+    assert host.processes() == []
+
+
+def test_children_that_keep_forking_end_too(host):
+    host.python(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "for _ in range(3): os.fork()\n"
+        "end = time.time() + 60\n"
+        "while time.time() < end:\n"
+        "    time.sleep(0.02)\n"
+        "    if os.fork() == 0: time.sleep(0.05); os._exit(0)\n"
+        "    os.waitpid(-1, os.WNOHANG)\n"
+    )
+    wait_until(lambda: len(host.processes()) > 8, 10, "the children fork")
+    host.launcher.stop("job", 1, 0.0, "enough")
+    assert host.exited().reason == "enough"
+    assert host.processes() == []
+
+
+def test_a_hundred_megabytes_of_output(host):
+    host.python("import sys\nfor _ in range(100): sys.stdout.write('x' * 1048575 + '\\n')")
+    assert host.exited(timeout_s=60).exit_code == 0
+    offset, eof, size = 0, False, 0
+    while not eof:
+        data, offset, eof = host.launcher.read_output("job", 1, offset, 1 << 23)
+        size += len(data)
+    assert size == 100 << 20
+
+
+def test_output_can_be_followed_and_outlives_the_job(host):
+    host.python("import time; print('first', flush=True); time.sleep(60)")
+    wait_until(lambda: host.output() == "first\n", 10, "the first line is there")
+    assert host.launcher.read_output("job", 1, 2, 3) == (b"rst", 5, False)
+    assert host.launcher.read_output("job", 1, 6, 9) == (b"", 6, False)
+    host.launcher.stop("job", 1, 1.0, "stop")
+    host.exited()
+    assert host.launcher.read_output("job", 1, 6, 9) == (b"", 6, True)
+    host.launcher.release("job", 1)
+    assert host.launcher.read_output("job", 1, 0, 99) == (b"first\n", 6, True)
+    host.launcher.sweep(time.time() + 3599)
+    assert host.output() == "first\n"
+    host.launcher.sweep(time.time() + 3601)
+    with pytest.raises(KeyError, match="no output"):
+        host.output()
+
+
+@pytest.mark.parametrize(("offset", "limit"), [(-1, 1), (0, -1)])
+def test_output_from_nowhere_is_refused(host, offset, limit):
+    with pytest.raises(ValueError, match="is not accepted"):
+        host.launcher.read_output("job", 1, offset, limit)
+
+
+def test_an_exit_is_told_until_it_is_released(host):
+    host.launch("true")
+    host.exited()
+    assert len(host.launcher.poll()) == len(host.launcher.poll()) == 1
+    host.launcher.release("job", 1)
+    host.launcher.release("job", 1)
+    assert host.launcher.poll() == []
+    assert not list(host.path.glob("job.*"))
+
+
+def test_a_running_job_is_not_released(host):
+    host.python("import time; time.sleep(60)")
+    with pytest.raises(ValueError, match="stop it first"):
+        host.launcher.release("job", 1)
+
+
+def test_a_restarted_agent_finds_its_jobs_again(host):
+    launched = host.python("import time; time.sleep(60)", fingerprint="f")
+    host.launch("false", job_id="ended")
+    host.exited("ended")
+    host.launcher.resize("job", 1, 4, [Share("gpu-0", 123, 0.25)])
+    found = host.restart()
+    assert [(f.job_id, f.epoch, f.root_pid, f.fingerprint) for f in found] == [("job", 1, launched.root_pid, "f")]
+    assert host.launcher.shares("job") == (Share("gpu-0", 123, 0.25),)
+    assert {(h.job_id, h.revision, h.phase) for h in host.launcher.inventory()} == {
+        ("job", 4, "running"),
+        ("ended", 0, "exited"),
+    }
+    assert host.exited("ended").exit_code == 1
+    host.launcher.stop("job", 1, 1.0, "found")
+    assert host.exited().reason == "found"
+
+
+def test_a_launch_that_was_cut_short_is_cleared_away(host):
+    (host.path / "job.1").mkdir()
+    assert host.restart() == []
+    host.launch("true")
+    assert host.exited().exit_code == 0
+
+
+def test_jobs_end_when_their_lease_is_not_renewed(host):
+    host.python(IGNORE_TERM + "print('up', flush=True); time.sleep(60)", grace_s=60.0)
+    wait_until(lambda: "up" in host.output(), 10, "the job is up")
+    host.launcher.renew(time.monotonic() + 0.3)
+    exited = host.exited(timeout_s=5.0)
+    assert exited.exit_code == -signal.SIGKILL
+    assert exited.reason.startswith("lease expired")
+
+
+def test_a_renewed_lease_goes_on(host):
+    host.python("import time; time.sleep(1.5)")
+    for _ in range(5):
+        host.launcher.renew(time.monotonic() + 0.6)
+        time.sleep(0.25)
+    host.launcher.renew(time.monotonic() + 10)
+    assert host.exited().exit_code == 0
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(host):
+    launched = host.python(
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        "print('up', flush=True); time.sleep(600)"
+    )
+    wait_until(lambda: "up" in host.output(), 10, "the job is up")
+    os.kill(launched.root_pid, signal.SIGKILL)
+    exited = host.exited()
+    assert (exited.exit_code, exited.reason) == (-9, "its supervisor was killed, and the job with it")
+    assert host.processes() == []
+
+
+def test_no_job_is_a_child_of_the_agent(host):
+    launched = host.python("import time; time.sleep(60)")
+    supervisor = runner.process(launched.root_pid)
+    assert supervisor is not None
+    assert supervisor.parent != os.getpid()
+    assert supervisor.session == launched.root_pid
+
+
+def test_a_resize_reaches_the_share_word_and_an_old_one_does_not(host):
+    launched = host.python("import time; time.sleep(60)", shares=[SHARE, Share("gpu-1", 5, 1.0)])
+    both = [Share("gpu-1", 7, 0.5), Share("gpu-0", 8, 0.75)]
+    host.launcher.resize("job", 1, 2, both)
+    assert [tuple(r) for r in read_all(str(launched.job_dir / "share"))] == [(1, 2, 0.75, 8), (1, 2, 0.5, 7)]
+    for epoch, revision in ((1, 2), (1, 1), (0, 9), (2, 3)):
+        with pytest.raises(StaleCommand):
+            host.launcher.resize("job", epoch, revision, both)
+    with pytest.raises(ValueError, match="give those the job has"):
+        host.launcher.resize("job", 1, 3, [SHARE])
+    assert host.launcher.shares("job") == (both[1], both[0])
+
+
+def test_a_lease_has_shares_and_no_process(host):
+    launched = host.launch(kind="lease", command=())
+    assert launched.root_pid is None
+    environment = host.launcher.environment("job", 1)
+    assert environment["COTENANT_JOB_DIR"] == str(launched.job_dir)
+    assert host.launcher.root_pids("job") == set()
+    assert host.launcher.poll() == []
+    assert [f.job_id for f in host.restart()] == ["job"]
+    host.launcher.stop("job", 1, 1.0, "released")
+    assert host.exited() == Exited("job", 1, 0, "released")
+    host.launcher.release("job", 1)
+
+
+def test_processes_attached_to_a_lease_are_followed_and_end_with_it(host):
+    host.launch(kind="lease", command=())
+    environment = host.launcher.environment("job", 1) | {"COTENANT_ATTACH": "1"}
+    worker = os.posix_spawn(
+        sys.executable, [sys.executable, "-c", IGNORE_TERM + "time.sleep(600)"], dict(ENV) | environment
+    )
+    try:
+        wait_until(lambda: host.launcher.root_pids("job") == {worker}, 10, "the worker has attached itself")
+        host.launcher.stop("job", 1, 0.3, "released")
+        assert host.launcher.poll() == []
+        wait_until(host.launcher.poll, 5, "the worker was killed")
+        assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -signal.SIGKILL
+    except BaseException:
+        os.kill(worker, signal.SIGKILL)
+        raise
+
+
+def test_everything_on_disk_is_the_owners_only(host):
+    launched = host.python("import time; time.sleep(60)", env={**ENV, "SECRET": "x"})
+    for path in (host.path, launched.job_dir, *launched.job_dir.iterdir()):
+        if path.name not in ("share",):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_launching_from_many_threads(host):
+    threads = [threading.Thread(target=host.launch, args=("true",), kwargs={"job_id": f"job-{i}"}) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: len(host.launcher.poll()) == 12, 20, "all have ended")
+    assert {exited.exit_code for exited in host.launcher.poll()} == {0}
+
+
+def test_jobs_that_are_not_here_have_nothing_to_say(host):
+    assert host.launcher.report("x") is None
+    assert host.launcher.guarantees("x") == ""
+    assert host.launcher.shares("x") == ()
+    assert host.launcher.root_pids("x") == set()
