@@ -1,0 +1,297 @@
+"""The admin API: the scheduler's client over HTTP, under ``/api/v1``.
+
+Handlers are plain functions, so FastAPI runs them in its thread pool and a slow cluster never blocks the event loop.
+Errors are ``application/problem+json`` (RFC 9457); see ``problems.py``. Everything but ``health`` needs the bearer
+token; see ``guard.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response, Security
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, WithJsonSchema
+
+from cotenant import __version__
+from cotenant.dashboards import problems
+from cotenant.dashboards.guard import Guard
+from cotenant.scheduler.client import Client
+from cotenant.scheduler.errors import CotenantError, NotPlaceable
+from cotenant.scheduler.hints import describe, parse_hints
+from cotenant.scheduler.views import (
+    Explanation,
+    GpuView,
+    Health,
+    HostView,
+    JobView,
+    PlanView,
+    TuningView,
+)
+
+PREFIX = "/api/v1"
+MAX_PAGE = 500
+MAX_OFFSET = 100_000
+MAX_LOG_CHUNK = 4 << 20
+MAX_PLANNED = 1000
+
+
+def _hints_schema() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            doc.name: {"description": f"{doc.meaning} Give {doc.accepted}. When not said: {doc.default}."}
+            for doc in describe()
+        },
+    }
+
+
+# Texts that reach execve() or become names: no NUL, no line breaks where they would break a table.
+Word = Annotated[str, StringConstraints(max_length=131_071, pattern=r"^[^\x00]*$")]
+Label = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$")]
+Directory = Annotated[str, StringConstraints(max_length=4095, pattern=r"^/[^\x00]*$")]
+Variable = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00=]+$")]
+RawHints = Annotated[dict[str, JsonValue], WithJsonSchema(_hints_schema())]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class JobRequest(_Body):
+    """A job to submit."""
+
+    command: Annotated[list[Word], Field(min_length=1, max_length=4096, description="Program and arguments.")]
+    hints: RawHints = {}
+    name: Annotated[Label | None, Field(description="Name for people; default: the script's.")] = None
+    cwd: Annotated[
+        Directory | None, Field(description="Absolute directory to run in; default: the one of the API's process.")
+    ] = None
+    env: Annotated[
+        dict[Variable, Word], Field(max_length=1000, description="Variables on top of those of the API's process.")
+    ] = {}
+
+
+class PlannedJobRequest(_Body):
+    """A hypothetical job, or several equal ones."""
+
+    name: Label = "job"
+    hints: RawHints = {}
+    command: Annotated[list[Word], Field(max_length=4096)] = []
+    count: Annotated[int, Field(strict=True, ge=1, le=MAX_PLANNED)] = 1
+
+
+class PlanRequest(_Body):
+    """Hypothetical jobs, in the order they would be submitted."""
+
+    jobs: Annotated[list[PlannedJobRequest], Field(min_length=1, max_length=MAX_PLANNED)]
+    packing_bias: Annotated[
+        float | None, Field(strict=True, ge=0.0, le=1.0, description="Try another placement.packing_bias.")
+    ] = None
+
+
+class JobPage(BaseModel):
+    """Jobs, newest first. ``next_offset`` is where the next page starts; null = there is none."""
+
+    items: list[JobView]
+    next_offset: int | None
+
+
+class HealthReply(BaseModel):
+    """Whether cotenant works; the parts are named to those who show the token."""
+
+    ok: bool
+    details: Health | None = None
+
+
+JobId = Annotated[Label, Path(description="Job id.")]
+
+
+class _App(FastAPI):
+    """Describes its errors once."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        schema = super().openapi()
+        schema["components"]["schemas"]["Problem"] = problems.Problem.model_json_schema()
+        return schema
+
+
+def create_app(client_factory: Callable[[], Client], token: str | None) -> FastAPI:
+    """Build the API.
+
+    Args:
+        client_factory: Returns the client to use for a request; it decides whether to keep it.
+        token: The bearer token every request must carry; None = nobody is asked.
+    """
+    app = _App(
+        title="cotenant",
+        version=__version__,
+        description="Jobs that share the GPUs of a Ray cluster.",
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+        responses=problems.RESPONSES,
+    )
+    app.state.token = token
+    app.state.client_factory = client_factory
+    problems.install(app)
+    app.include_router(_open_router, prefix=PREFIX)
+    app.include_router(_router, prefix=PREFIX)
+    app.add_middleware(Guard, token=token, open_paths=(f"{PREFIX}/health", f"{PREFIX}/openapi.json"))
+    return app
+
+
+def _connected(request: Request) -> Client:
+    factory: Callable[[], Client] = request.app.state.client_factory
+    return factory()
+
+
+Connection = Annotated[Client, Depends(_connected)]
+# The guard does the checking, before anything is parsed; the scheme is named here for the OpenAPI document.
+_bearer = HTTPBearer(auto_error=False, description="The token that 'cotenant up' writes.")
+_router = APIRouter(dependencies=[Security(_bearer)])
+_open_router = APIRouter()
+
+
+@_open_router.get("/health", responses={503: {"model": HealthReply, "description": "cotenant does not work"}})
+def get_health(request: Request, response: Response) -> HealthReply:
+    """Say whether cotenant works. Needs no token; with it, the reply names the parts."""
+    try:
+        health = _connected(request).health()
+    except CotenantError:
+        response.status_code = 503
+        return HealthReply(ok=False)
+    response.status_code = 200 if health.ok else 503
+    return HealthReply(ok=health.ok, details=health if request.state.trusted else None)
+
+
+@_router.get("/jobs")
+def list_jobs(
+    client: Connection,
+    active_only: Annotated[bool, Query(description="Only jobs that have not ended.")] = False,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0,
+) -> JobPage:
+    """List jobs, newest first, in pages."""
+    views = client.jobs(active_only=active_only, limit=offset + limit + 1)[offset:]
+    return JobPage(items=views[:limit], next_offset=offset + limit if len(views) > limit else None)
+
+
+@_router.post("/jobs", status_code=201)
+def submit_job(
+    client: Connection,
+    body: JobRequest,
+    response: Response,
+    idempotency_key: Annotated[
+        Identifier | None, Header(description="Becomes the job id: the same key twice is one job.")
+    ] = None,
+) -> JobView:
+    """Submit a job; it is durable when this returns."""
+    if not body.command[0].strip():
+        raise problems.BadRequest("command", body.command, "a program to run as its first word")
+    view = client.submit(
+        body.command,
+        parse_hints(body.hints, time.time()),
+        name=body.name,
+        job_id=idempotency_key,
+        cwd=body.cwd,
+        env={**os.environ, **body.env},
+    )
+    if view.not_placeable:
+        raise NotPlaceable(f"{view.job_id}: {view.reason}")
+    response.headers["Location"] = f"{PREFIX}/jobs/{view.job_id}"
+    return view
+
+
+@_router.get("/jobs/{job_id}")
+def get_job(client: Connection, job_id: JobId) -> JobView:
+    """Return one job."""
+    return client.job(job_id)
+
+
+@_router.delete("/jobs/{job_id}", status_code=202)
+def stop_job(client: Connection, job_id: JobId) -> JobView:
+    """Ask for the end of a job. A job that has ended stays as it is."""
+    return client.stop(job_id, reason="stopped through the API")
+
+
+@_router.get("/jobs/{job_id}/explanation")
+def explain_job(client: Connection, job_id: JobId) -> Explanation:
+    """Say why a job is where it is, or why it waits and what would help."""
+    return client.explain(job_id)
+
+
+@_router.get(
+    "/jobs/{job_id}/logs",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "A piece of the output, stdout and stderr as they came.",
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+            "headers": {
+                "X-Next-Offset": {"description": "Where the next piece starts.", "schema": {"type": "integer"}},
+                "X-Eof": {
+                    "description": "true: the job has ended and nothing follows.",
+                    "schema": {"type": "string", "enum": ["true", "false"]},
+                },
+            },
+        }
+    },
+)
+def get_logs(
+    client: Connection,
+    job_id: JobId,
+    offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_LOG_CHUNK, description="Bytes, at most.")] = 262_144,
+) -> Response:
+    """Return a piece of a job's output as bytes."""
+    chunk = client.logs(job_id, offset, limit)
+    return Response(
+        chunk.data,
+        media_type="application/octet-stream",
+        headers={"X-Next-Offset": str(chunk.next_offset), "X-Eof": "true" if chunk.eof else "false"},
+    )
+
+
+@_router.get("/gpus")
+def list_gpus(client: Connection) -> list[GpuView]:
+    """List GPUs with what they carry."""
+    return client.gpus()
+
+
+@_router.get("/hosts")
+def list_hosts(client: Connection) -> list[HostView]:
+    """List hosts with their agents."""
+    return client.hosts()
+
+
+@_router.post("/plan")
+def make_plan(client: Connection, body: PlanRequest) -> PlanView:
+    """Say what would happen to jobs if they were submitted now. Nothing is done."""
+    now = time.time()
+    jobs = [
+        (job.name if job.count == 1 else f"{job.name}-{index}", parse_hints(job.hints, now), job.command)
+        for job in body.jobs
+        for index in range(1, job.count + 1)
+    ]
+    if len(jobs) > MAX_PLANNED:
+        raise problems.BadRequest("jobs", len(jobs), f"at most {MAX_PLANNED} jobs, counted with their 'count'")
+    return client.plan(jobs, body.packing_bias)
+
+
+@_router.get("/tuning")
+def get_tuning(client: Connection) -> TuningView:
+    """Return the settings that can change while everything runs."""
+    return client.tuning()
+
+
+@_router.put("/tuning")
+def put_tuning(client: Connection, body: TuningView) -> TuningView:
+    """Change them, from the next scheduling cycle on."""
+    return client.set_tuning(body)

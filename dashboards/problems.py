@@ -1,0 +1,148 @@
+"""Errors as ``application/problem+json`` (RFC 9457), the same shape for every cause.
+
+``type`` is a URN that programs may compare; ``detail`` is for people. A value that is not accepted comes with
+``field``, ``value`` and ``accepted``; a body of the wrong shape with ``errors``, a list of those.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from cotenant.scheduler.errors import (
+    CotenantError,
+    HintError,
+    JobNotFound,
+    NotConnected,
+    NotPermitted,
+    NotPlaceable,
+)
+
+MEDIA_TYPE = "application/problem+json"
+_MAX_SHOWN = 200
+
+_STATUS: tuple[tuple[type[CotenantError], int, str], ...] = (
+    (HintError, 422, "hint-not-accepted"),
+    (JobNotFound, 404, "job-not-found"),
+    (NotPlaceable, 409, "not-placeable"),
+    (NotPermitted, 403, "not-permitted"),
+    (NotConnected, 503, "not-connected"),
+    (CotenantError, 500, "failed"),
+)
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    field: str | None = None
+    value: Any = None
+    accepted: str | None = None
+    errors: list[dict[str, Any]] | None = None
+
+
+_HTTP_KINDS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
+_CONTENT = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request is not accepted.", "content": _CONTENT},
+    "5XX": {"description": "cotenant cannot answer.", "content": _CONTENT},
+}
+
+
+class BadRequest(Exception):
+    """A value of a request is not accepted for a reason its schema cannot state."""
+
+    def __init__(self, field: str, value: object, accepted: str) -> None:
+        self.field = field
+        self.value = value
+        self.accepted = accepted
+        super().__init__(f"{field}: {value!r} is not accepted; give {accepted}")
+
+
+def reply(status: int, kind: str, detail: str, instance: str, **more: Any) -> JSONResponse:
+    """Build the response of a problem."""
+    headers = more.pop("headers", None)
+    content = {
+        "type": f"urn:cotenant:problem:{kind}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "instance": instance,
+        **more,
+    }
+    return JSONResponse(content, status, headers, MEDIA_TYPE)
+
+
+def unauthorised(instance: str) -> JSONResponse:
+    """The token is missing or wrong."""
+    detail = "give the bearer token: Authorization: Bearer TOKEN ('cotenant up' says where the token is)"
+    return reply(401, "unauthorised", detail, instance, headers={"WWW-Authenticate": "Bearer"})
+
+
+def install(app: FastAPI) -> None:
+    """Turn every error an application can raise into a problem."""
+    app.add_exception_handler(CotenantError, _cotenant_error)
+    app.add_exception_handler(BadRequest, _bad_request)
+    app.add_exception_handler(RequestValidationError, _wrong_shape)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
+
+
+def _cotenant_error(request: Request, error: Exception) -> JSONResponse:
+    status, kind = next((status, kind) for cause, status, kind in _STATUS if isinstance(error, cause))
+    more = {}
+    if isinstance(error, HintError):
+        more = {"field": error.field, "value": _shown(error.value), "accepted": error.accepted}
+    return reply(status, kind, str(error), request.url.path, **more)
+
+
+def _bad_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, BadRequest)
+    more = {"field": error.field, "value": _shown(error.value), "accepted": error.accepted}
+    return reply(422, "not-accepted", str(error), request.url.path, **more)
+
+
+def _wrong_shape(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    errors = [
+        {"field": ".".join(map(str, found["loc"])), "value": _shown(found.get("input")), "accepted": found["msg"]}
+        for found in error.errors()
+    ]
+    detail = "; ".join(f"{found['field']}: {found['accepted']}" for found in errors[:5])
+    return reply(422, "not-accepted", detail, request.url.path, errors=errors[:50])
+
+
+def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return reply(
+        error.status_code,
+        _HTTP_KINDS.get(error.status_code, "http"),
+        str(error.detail),
+        request.url.path,
+        headers=error.headers,
+    )
+
+
+def _bug(request: Request, _error: Exception) -> JSONResponse:
+    """Answer; the server logs the traceback, which is nobody else's business."""
+    return reply(500, "failed", "an error inside the API; its log says more", request.url.path)
+
+
+def _shown(value: object) -> Any:
+    """Return a value as JSON can carry it; what it cannot carry (NaN, bytes) or what is long becomes a text."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        text = ""
+    return value if text and len(text) <= _MAX_SHOWN else repr(value)[:_MAX_SHOWN]

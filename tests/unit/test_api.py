@@ -1,0 +1,359 @@
+"""The admin API with a client that has no cluster: routes, token, problems, and the published document."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_client import GIB, FakeClient, job_view
+
+from cotenant.dashboards import guard, openapi
+from cotenant.dashboards.api import create_app
+from cotenant.scheduler.core.model import Hints, JobState
+from cotenant.scheduler.errors import CotenantError, NotConnected, NotPermitted, NotPlaceable
+
+TOKEN = "s3cret"
+AUTH = {"Authorization": f"Bearer {TOKEN}"}
+DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
+JOB = {"command": ["python", "train.py"]}
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    return FakeClient(job_view(), job_view("job-9", JobState.SUCCEEDED))
+
+
+class Http:
+    """Requests straight into the application, no socket."""
+
+    def __init__(self, client: FakeClient, token: str | None) -> None:
+        app = create_app(lambda: client, token)  # type: ignore[arg-type,return-value]
+        self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+
+    def request(self, method: str, path: str, headers: Mapping[str, Any] | None = None, **how: Any) -> httpx.Response:
+        async def send() -> httpx.Response:
+            async with httpx.AsyncClient(transport=self._transport, base_url="http://api") as session:
+                return await session.request(method, path, headers={**AUTH, **(headers or {})}, **how)
+
+        return asyncio.run(send())
+
+    get = partialmethod(request, "GET")
+    post = partialmethod(request, "POST")
+    put = partialmethod(request, "PUT")
+    patch = partialmethod(request, "PATCH")
+    delete = partialmethod(request, "DELETE")
+
+
+@pytest.fixture
+def http(client: FakeClient) -> Http:
+    return Http(client, TOKEN)
+
+
+def problem(response: Any, status: int, kind: str) -> dict[str, Any]:
+    """Return the body of a problem after checking what all problems have."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert body["type"] == f"urn:cotenant:problem:{kind}"
+    assert body["status"] == status
+    assert body["title"]
+    assert body["detail"]
+    assert body["instance"].startswith("/")
+    return body
+
+
+# -- token ------------------------------------------------------------------------------------------------------------
+
+
+ROUTES = [
+    ("GET", "/api/v1/jobs"),
+    ("POST", "/api/v1/jobs"),
+    ("GET", "/api/v1/jobs/job-1"),
+    ("DELETE", "/api/v1/jobs/job-1"),
+    ("GET", "/api/v1/jobs/job-1/explanation"),
+    ("GET", "/api/v1/jobs/job-1/logs"),
+    ("GET", "/api/v1/gpus"),
+    ("GET", "/api/v1/hosts"),
+    ("POST", "/api/v1/plan"),
+    ("GET", "/api/v1/tuning"),
+    ("PUT", "/api/v1/tuning"),
+    ("GET", "/nowhere"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer wrong", "Basic s3cret", "bearer s3cret", "Bearer s3crét", TOKEN]
+)
+def test_nothing_without_the_token(http: Http, client: FakeClient, method: str, path: str, header: str) -> None:
+    response = http.request(method, path, headers={"Authorization": header.encode("latin-1")}, content=b"{not json")
+    problem(response, 401, "unauthorised")
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert not client.submitted
+    assert not client.stopped
+
+
+def test_all_routes_of_the_document_are_guarded(http: Http) -> None:
+    paths = http.get("/api/v1/openapi.json", headers={"Authorization": ""}).json()["paths"]
+    documented = {(method.upper(), path.replace("{job_id}", "job-1")) for path in paths for method in paths[path]}
+    assert documented == {*ROUTES, ("GET", "/api/v1/health")} - {("GET", "/nowhere")}
+
+
+def test_without_a_token_nobody_is_asked(client: FakeClient) -> None:
+    assert Http(client, None).get("/api/v1/jobs", headers={"Authorization": ""}).status_code == 200
+
+
+def test_health_needs_no_token_but_says_little_without(http: Http, client: FakeClient) -> None:
+    stranger = {"Authorization": ""}
+    assert http.get("/api/v1/health", headers=stranger).json() == {"ok": True, "details": None}
+    assert http.get("/api/v1/health").json()["details"]["components"][0]["name"] == "prm"
+    client.well = False
+    response = http.get("/api/v1/health", headers=stranger)
+    assert (response.status_code, response.json()["ok"]) == (503, False)
+    client.error = NotConnected("gone: secret address")
+    response = http.get("/api/v1/health", headers=stranger)
+    assert (response.status_code, response.json()) == (503, {"ok": False, "details": None})
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_in_pages(http: Http, client: FakeClient) -> None:
+    client.known = {name: job_view(name) for name in "abcde"}
+    got, offset = [], 0
+    while offset is not None:
+        page = http.get("/api/v1/jobs", params={"limit": 2, "offset": offset}).json()
+        got += [job["job_id"] for job in page["items"]]
+        offset = page["next_offset"]
+    assert got == list("abcde")
+    assert http.get("/api/v1/jobs", params={"limit": 5}).json()["next_offset"] is None
+
+
+def test_active_jobs_only(http: Http) -> None:
+    assert [job["job_id"] for job in http.get("/api/v1/jobs?active_only=true").json()["items"]] == ["job-1"]
+    assert len(http.get("/api/v1/jobs").json()["items"]) == 2
+
+
+def test_submit(http: Http, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INHERITED", "1")
+    body = JOB | {
+        "hints": {"gpu_memory": "2GiB", "gpus": 2, "compute": 0.4},
+        "name": "n",
+        "cwd": "/tmp",
+        "env": {"A": "1"},
+    }
+    response = http.post("/api/v1/jobs", json=body, headers={"Idempotency-Key": "mine"})
+    assert response.status_code == 201
+    assert response.headers["location"] == "/api/v1/jobs/mine"
+    assert response.json()["job_id"] == "mine"
+    [got] = client.submitted
+    assert got["command"] == JOB["command"]
+    assert (got["job_id"], got["name"], got["cwd"]) == ("mine", "n", "/tmp")
+    assert got["hints"] == Hints(gpu_memory=2 * GIB, gpus=2, compute=0.4)
+    assert (got["env"]["A"], got["env"]["INHERITED"]) == ("1", "1")
+
+
+def test_submit_with_only_a_command(http: Http, client: FakeClient) -> None:
+    assert http.post("/api/v1/jobs", json=JOB).status_code == 201
+    assert (client.submitted[0]["job_id"], client.submitted[0]["hints"], client.submitted[0]["cwd"]) == (
+        None,
+        Hints(),
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [("compute", 1.4), ("compute", True), ("gpus", 0), ("gpu_memory", "2 parsecs"), ("queue", [1]), ("gpus", {})],
+)
+def test_hints_that_are_not_accepted(http: Http, client: FakeClient, hint: str, value: object) -> None:
+    body = problem(http.post("/api/v1/jobs", json=JOB | {"hints": {hint: value}}), 422, "hint-not-accepted")
+    assert (body["field"], body["value"]) == (hint, value)
+    assert body["accepted"] in body["detail"]
+    assert not client.submitted
+
+
+def test_nan_and_unknown_hints(http: Http) -> None:
+    text = '{"command": ["a"], "hints": {"compute": NaN}}'
+    json_type = {"Content-Type": "application/json"}
+    body = problem(http.post("/api/v1/jobs", content=text, headers=json_type), 422, "hint-not-accepted")
+    assert (body["field"], body["value"]) == ("compute", "nan")
+    body = problem(http.post("/api/v1/jobs", json=JOB | {"hints": {"gpu_mem": 1}}), 422, "hint-not-accepted")
+    assert "did you mean gpu_memory" in body["accepted"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "body.command"),
+        ({"command": []}, "body.command"),
+        ({"command": "python train.py"}, "body.command"),
+        ({"command": ["a\0b"]}, "body.command.0"),
+        ({"command": [3]}, "body.command.0"),
+        (JOB | {"nam": "x"}, "body.nam"),
+        (JOB | {"cwd": "relative"}, "body.cwd"),
+        (JOB | {"env": {"A=B": "1"}}, "body.env.A=B.[key]"),
+        (JOB | {"name": "a\nb"}, "body.name"),
+        (JOB | {"hints": [1]}, "body.hints"),
+        ([], "body"),
+    ],
+)
+def test_bodies_of_the_wrong_shape(http: Http, client: FakeClient, body: object, field: str) -> None:
+    got = problem(http.post("/api/v1/jobs", json=body), 422, "not-accepted")
+    assert got["errors"][0]["field"] == field
+    assert field in got["detail"]
+    assert not client.submitted
+
+
+def test_blank_program(http: Http) -> None:
+    assert problem(http.post("/api/v1/jobs", json={"command": [" "]}), 422, "not-accepted")["field"] == "command"
+
+
+@pytest.mark.parametrize("key", ["../x", "a b", "a" * 201, "-a"])
+def test_idempotency_key_must_be_an_id(http: Http, key: str) -> None:
+    body = problem(http.post("/api/v1/jobs", json=JOB, headers={"Idempotency-Key": key}), 422, "not-accepted")
+    assert body["errors"][0]["field"] == "header.idempotency-key"
+
+
+def test_broken_json_and_huge_bodies(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_type = {"Content-Type": "application/json"}
+    problem(http.post("/api/v1/jobs", content="{", headers=json_type), 422, "not-accepted")
+    monkeypatch.setattr(guard, "MAX_BODY", 1000)
+    problem(http.post("/api/v1/jobs", json={"command": ["a" * 2000]}), 413, "too-large")
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b" " * 600
+
+    problem(http.post("/api/v1/jobs", content=chunks(), headers=json_type), 413, "too-large")
+
+
+def test_not_placeable(http: Http, client: FakeClient) -> None:
+    client.final = job_view("job-new", JobState.FAILED, not_placeable=True, reason="more than any GPU has")
+    assert "more than any GPU has" in problem(http.post("/api/v1/jobs", json=JOB), 409, "not-placeable")["detail"]
+
+
+def test_one_job(http: Http, client: FakeClient) -> None:
+    assert http.get("/api/v1/jobs/job-1").json() == client.known["job-1"].model_dump(mode="json")
+    assert http.get("/api/v1/jobs/job-1/explanation").json()["summary"] == "waits for memory"
+
+
+def test_stop(http: Http, client: FakeClient) -> None:
+    response = http.delete("/api/v1/jobs/job-1")
+    assert (response.status_code, response.json()["state"]) == (202, "STOPPING")
+    assert client.stopped == [("job-1", "stopped through the API")]
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", ""), ("DELETE", ""), ("GET", "/explanation"), ("GET", "/logs")])
+def test_unknown_job(http: Http, method: str, path: str) -> None:
+    problem(http.request(method, f"/api/v1/jobs/nope{path}"), 404, "job-not-found")
+
+
+def test_logs_are_bytes_in_pieces(http: Http) -> None:
+    got, offset, eof = b"", "0", "false"
+    while eof == "false":
+        response = http.get("/api/v1/jobs/job-9/logs", params={"offset": offset, "limit": 5})
+        assert response.headers["content-type"] == "application/octet-stream"
+        got += response.content
+        offset, eof = response.headers["x-next-offset"], response.headers["x-eof"]
+    assert got == b"step 1\n\xff\x00step 2\n"
+    assert http.get("/api/v1/jobs/job-1/logs").headers["x-eof"] == "false"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/jobs?limit=0",
+        "/jobs?limit=501",
+        "/jobs?offset=-1",
+        "/jobs?limit=x",
+        "/jobs/job-1/logs?offset=-1",
+        "/jobs/job-1/logs?limit=0",
+        f"/jobs/{'x' * 201}",
+    ],
+)
+def test_parameters_out_of_range(http: Http, path: str) -> None:
+    problem(http.get(f"/api/v1{path}"), 422, "not-accepted")
+
+
+# -- cluster ----------------------------------------------------------------------------------------------------------
+
+
+def test_gpus_and_hosts(http: Http) -> None:
+    assert [gpu["gpu_id"] for gpu in http.get("/api/v1/gpus").json()] == ["gpu-0", "gpu-1"]
+    assert [host["host_id"] for host in http.get("/api/v1/hosts").json()] == ["host-0"]
+
+
+def test_plan(http: Http, client: FakeClient) -> None:
+    body = {
+        "jobs": [{"name": "a", "count": 2, "hints": {"gpu_memory": "2GiB"}}, {"command": ["x"]}],
+        "packing_bias": 0.7,
+    }
+    response = http.post("/api/v1/plan", json=body)
+    assert [job["name"] for job in response.json()["jobs"]] == ["a-1", "a-2", "job"]
+    hints = Hints(gpu_memory=2 * GIB)
+    assert client.planned == ([("a-1", hints, []), ("a-2", hints, []), ("job", Hints(), ["x"])], 0.7)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"jobs": []},
+        {"jobs": [{"count": 0}]},
+        {"jobs": [{"count": True}]},
+        {"jobs": [{"count": 600}, {"count": 600}]},
+        {"jobs": [{}], "packing_bias": 2},
+        {"jobs": [{}], "packing": 1},
+    ],
+)
+def test_bad_plans(http: Http, body: object) -> None:
+    problem(http.post("/api/v1/plan", json=body), 422, "not-accepted")
+
+
+def test_tuning(http: Http, client: FakeClient) -> None:
+    body = http.get("/api/v1/tuning").json()
+    body["placement"]["packing_bias"] = 0.9
+    assert http.put("/api/v1/tuning", json=body).json() == body
+    assert client.current.placement.packing_bias == 0.9
+    body["placement"]["packing_bias"] = 1.9
+    assert problem(http.put("/api/v1/tuning", json=body), 422, "not-accepted")["errors"][0]["value"] == 1.9
+    problem(http.put("/api/v1/tuning", json={"placement": {}}), 422, "not-accepted")
+    assert client.current.placement.packing_bias == 0.9
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (NotConnected("no cluster"), 503, "not-connected"),
+        (NotPermitted("not yours"), 403, "not-permitted"),
+        (NotPlaceable("too large"), 409, "not-placeable"),
+        (CotenantError("broken"), 500, "failed"),
+    ],
+)
+def test_errors_of_the_client(http: Http, client: FakeClient, error: CotenantError, status: int, kind: str) -> None:
+    client.error = error
+    assert problem(http.get("/api/v1/gpus"), status, kind)["detail"] == str(error)
+
+
+def test_bugs_say_nothing_about_the_inside(http: Http, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "gpus", lambda: 1 / 0)
+    assert "division" not in problem(http.get("/api/v1/gpus"), 500, "failed")["detail"]
+
+
+def test_unknown_paths_and_methods(http: Http) -> None:
+    problem(http.get("/api/v1/nowhere"), 404, "not-found")
+    response = http.patch("/api/v1/jobs", json={})
+    problem(response, 405, "method-not-allowed")
+    assert "GET" in response.headers["allow"]
+
+
+def test_published_document_is_up_to_date() -> None:
+    assert DOCUMENT.read_text(encoding="utf-8") == openapi.document(), "run: python -m cotenant.dashboards.openapi"

@@ -1,0 +1,169 @@
+"""The doctor: each check says what it found, and when something is wrong, what that costs and how to fix it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_client import FakeClient
+
+from cotenant.actors import doctor
+from cotenant.actors.doctor import Check
+from cotenant.scheduler.errors import NotConnected
+
+Patch = Callable[[pytest.MonkeyPatch, Path], None]
+
+
+def usage(total: int) -> Callable[[object], Any]:
+    return lambda _path: SimpleNamespace(total=total, free=total, used=0)
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def fail(*_args: object, **_how: object) -> None:
+        raise error
+
+    return fail
+
+
+def not_installed(patch: pytest.MonkeyPatch, _tmp: Path) -> None:
+    patch.setattr(importlib.metadata, "version", raises(importlib.metadata.PackageNotFoundError("ray")))
+
+
+def no_affinity(patch: pytest.MonkeyPatch, _tmp: Path) -> None:
+    patch.setattr(os, "sched_setaffinity", raises(PermissionError(1, "Operation not permitted")))
+
+
+def unwritable_run_dir(patch: pytest.MonkeyPatch, tmp: Path) -> None:
+    patch.setenv("COTENANT_RUN_DIR", str(tmp / "deep" / "runs"))
+    patch.setattr(doctor.tempfile, "TemporaryFile", raises(PermissionError(13, "Permission denied")))
+
+
+BROKEN: list[tuple[Callable[[], Check], Patch, str, bool]] = [
+    (doctor.check_python, lambda p, _: p.setattr(sys, "version_info", (3, 10, 1)), "on linux", True),
+    (lambda: doctor.check_version("ray"), not_installed, "not installed", True),
+    (
+        lambda: doctor.check_version("torch"),
+        lambda p, _: p.setattr(importlib.metadata, "version", lambda _: "2.12.1+cu130"),
+        "2.12.1+cu130",
+        True,
+    ),
+    (doctor.check_affinity, no_affinity, "refused (Operation not permitted)", True),
+    (doctor.check_run_dir, unwritable_run_dir, "is not writable (Permission denied)", True),
+    (doctor.check_cores, lambda p, _: p.setattr(os, "sched_getaffinity", lambda _: {3}), "1", False),
+    (doctor.check_memory, lambda p, _: p.setattr(os, "sysconf", lambda _: 1024), "0.0 GiB", False),
+    (doctor.check_memory, lambda p, _: p.setattr(doctor, "_memory_limit", lambda: 1 << 30), "(container limit)", False),
+    (doctor.check_shm, lambda p, _: p.setattr(shutil, "disk_usage", usage(64 << 20)), "0.1 GiB", False),
+    (
+        doctor.check_shm,
+        lambda p, _: p.setattr(shutil, "disk_usage", raises(OSError(2, "No such file"))),
+        "missing",
+        False,
+    ),
+    (
+        lambda: doctor.check_limit("files", resource.RLIMIT_NOFILE, 4096, "-n"),
+        lambda p, _: p.setattr(resource, "getrlimit", lambda _: (256, 1 << 20)),
+        "256",
+        False,
+    ),
+    (doctor.check_ray_auth, lambda p, _: p.delenv("RAY_AUTH_MODE", raising=False), "not set", False),
+    (doctor.check_cgroup, lambda p, _: p.setattr(os, "access", lambda *_: False), "not writable", False),
+    (
+        doctor.check_nvidia,
+        lambda p, _: p.setattr(Path, "read_text", lambda *_, **__: "NVRM version: 580.1\nGCC version"),
+        "NVRM version: 580.1",
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "breaking", "found", "essential"), BROKEN)
+def test_what_is_wrong_is_named_with_its_cost_and_fix(
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    check: Callable[[], Check],
+    breaking: Patch,
+    found: str,
+    essential: bool,
+) -> None:
+    with monkeypatch.context() as patch:
+        breaking(patch, tmp_path)
+        got = check()
+    assert (got.ok, got.essential) == (False, essential)
+    assert found in got.found
+    assert got.cost
+    assert got.fix
+
+
+@pytest.mark.parametrize(
+    ("check", "mending"),
+    [
+        (
+            lambda: doctor.check_version("ray"),
+            lambda p, _: p.setattr(importlib.metadata, "version", lambda _: "2.100.0rc1"),
+        ),
+        (doctor.check_ray_auth, lambda p, _: p.setenv("RAY_AUTH_MODE", "disabled")),
+        (doctor.check_run_dir, lambda p, tmp: p.setenv("COTENANT_RUN_DIR", str(tmp / "new" / "dir"))),
+        (doctor.check_nvidia, lambda p, _: p.setattr(Path, "read_text", raises(FileNotFoundError()))),
+        (
+            lambda: doctor.check_limit("files", resource.RLIMIT_NOFILE, 4096, "-n"),
+            lambda p, _: p.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2),
+        ),
+    ],
+)
+def test_what_is_right_is_ok(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, check: Callable[[], Check], mending: Patch
+) -> None:
+    with monkeypatch.context() as patch:
+        mending(patch, tmp_path)
+        got = check()
+    assert (got.ok, got.cost, got.fix) == (True, "", "")
+
+
+def test_a_limit_that_cannot_be_raised_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for hard, fix in ((1 << 20, "ulimit -n 4096"), (256, "raise the hard limit to 4096")):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, hard=hard: (256, hard))
+        assert fix in doctor.check_limit("files", resource.RLIMIT_NOFILE, 4096, "-n").fix
+
+
+@pytest.mark.parametrize(
+    ("controllers", "writable", "ok"), [("cpuset cpu io", True, True), ("memory", True, False), ("cpu", False, False)]
+)
+def test_cgroup_version_2(monkeypatch: pytest.MonkeyPatch, controllers: str, writable: bool, ok: bool) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda _: False)  # no version 1
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: controllers)
+    monkeypatch.setattr(os, "access", lambda *_: writable)
+    assert doctor.check_cgroup().ok is ok
+
+
+def test_core_lists_are_short() -> None:
+    assert [doctor._ranges(cores) for cores in ([], [3], [0, 1, 2, 3, 8], [1, 3, 4])] == ["", "3", "0-3,8", "1,3-4"]
+
+
+def test_this_host_is_examined_without_importing_ray_or_torch() -> None:
+    script = (
+        "import sys\nfrom cotenant.actors import doctor\nfound = doctor.checks()\n"
+        "assert len({check.name for check in found}) == len(found) >= 12\n"
+        "assert all(check.found and (check.ok or (check.cost and check.fix)) for check in found)\n"
+        "assert not {'ray', 'torch'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_cluster() -> None:
+    client = FakeClient()
+    assert doctor.check_cluster(lambda: client).ok  # type: ignore[arg-type,return-value]
+    client.well = False
+    assert doctor.check_cluster(lambda: client).found == "prm: restarting"  # type: ignore[arg-type,return-value]
+    got = doctor.check_cluster(raises(NotConnected("run 'cotenant up'")))
+    assert (got.ok, got.essential, got.fix) == (False, True, "run 'cotenant up'")
