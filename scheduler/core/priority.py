@@ -3,9 +3,9 @@
 ``score = class + urgency + waited / 900 s``, highest first, where
 
 * class is 0 for low, 1 for normal, 2 for high;
-* urgency, below 1, is ``(1 + criticality) / 2 * 600 / (600 + slack)`` with ``slack = deadline - now - expected
+* urgency, below 1, is ``0.45 * (1 + criticality) * 600 / (600 + slack)`` with ``slack = deadline - now - expected
   duration`` in seconds (not below 0) and criticality 0.5 when not said; 0 without a deadline;
-* waited is the time since the job entered the queue for the first time. It counts without limit: a quarter of an hour
+* waited is the time the job has spent in the queue, over all its tries. It counts without limit: a quarter of an hour
   is worth a class, so nothing starves.
 
 Ties go to the job submitted first.
@@ -41,4 +41,4 @@ def _urgency(job: Job, now: float) -> float:
         return 0.0
     slack_s = max(0.0, hints.deadline_s - now - (hints.expected_duration_s or 0.0))
     criticality = DEFAULT_CRITICALITY if hints.criticality is None else hints.criticality
-    return 0.5 * (1.0 + criticality) * SLACK_SCALE_S / (SLACK_SCALE_S + slack_s)
+    return 0.45 * (1.0 + criticality) * SLACK_SCALE_S / (SLACK_SCALE_S + slack_s)
