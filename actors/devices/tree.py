@@ -159,7 +159,7 @@ class Trees:
             tree.slices.setdefault(gpu_id, cores)
             tree.device_ns.setdefault(gpu_id, 0)
         self._links.pop(root_pid, None)  # its number may have been another's when it was first seen
-        self._find_new()
+        self._adopt_new()
         self._adopt(tree, root_pid, from_now=True)
         root = self._links.get(root_pid)
         if root_pid in tree.members and root is not None:
@@ -183,12 +183,8 @@ class Trees:
     def scan(self) -> float:
         """Find new processes of the jobs; returns after how many seconds to look again."""
         begin = time.thread_time()
-        fresh = self._find_new()
+        self._adopt_new()
         for tree in self.jobs.values():
-            again, tree.unopened = tree.unopened, set()
-            for pid in again:
-                self._adopt(tree, pid, from_now=False)
-            self._adopt_owned(tree, self._links if again else fresh, from_now=False)
             tree.see()
         return min(SCAN_MAX_S, (time.thread_time() - begin) / SCAN_BUDGET)
 
@@ -197,6 +193,15 @@ class Trees:
         for tree in self.jobs.values():
             for pid in tree.read():
                 self._links.pop(pid, None)  # whoever has the number next is new
+
+    def _adopt_new(self) -> None:
+        """Give every job its new processes, and those that could not be opened before."""
+        fresh = self._find_new()
+        for tree in self.jobs.values():
+            again, tree.unopened = tree.unopened, set()
+            for pid in again:
+                self._adopt(tree, pid, from_now=False)
+            self._adopt_owned(tree, self._links if again else fresh, from_now=False)
 
     def _find_new(self) -> list[int]:
         """Return the processes that were not there at the last look."""

@@ -252,6 +252,14 @@ def test_a_number_given_to_a_stranger_is_not_the_jobs(scripted: Scripted) -> Non
     assert scripted.busy_s() == 0.0
 
 
+def test_watching_another_job_loses_no_new_process_of_the_first(scripted: Scripted) -> None:
+    scripted.table.start(11, parent=10).cpu_ns = 500_000_000
+    scripted.table.start(20, parent=1)
+    scripted.backend.watch("other", [scripted.gpu_id], 20)
+    scripted.now += 2.0
+    assert {job.job_id: job.busy_s for job in scripted.backend.sample().jobs} == {"job": 0.5, "other": 0.0}
+
+
 def test_without_descriptors_the_job_has_no_readings_until_there_are_some(scripted: Scripted) -> None:
     scripted.table.descriptors = 0
     child = scripted.table.start(11, parent=10)
