@@ -3,9 +3,10 @@
     python benchmarks/workloads.py --json build/benchmarks/workloads.json
 
 The training process is pinned to one core and its helper processes (loader, storage server, environment) run anywhere,
-as a GPU's helpers do. Utilisation is the training process's CPU time divided by wall time. Figures are over the windows
-between the program's progress lines, from the second line on, evaluations and checkpoints included; the spread is the
-standard deviation over the windows.
+as a GPU's helpers do. Utilisation is the training process's CPU time divided by wall time. Figures are medians over the
+windows between the program's progress lines (1 s), evaluations and checkpoints included; the spread is the standard
+deviation over the windows. "Waited for the core" says how much other processes disturbed the measurement: where it is
+more than a few hundredths, CPU time per step can still be trusted and the step rate cannot.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 
 from common import Row, options, write_report
 
@@ -41,10 +42,11 @@ _DONE = re.compile(r"done: (\d+) steps, ([\d.]+) steps/s, loss ([\d.]+)")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From one progress line to the next."""
+    """From one progress line to the next; ``waited``: ready to run, but the core was taken. Fractions of the window."""
 
     steps_per_s: float
     utilisation: float
+    waited: float
 
     @property
     def cpu_s_per_step(self) -> float:
@@ -73,6 +75,11 @@ def pin(pid: int, cores: set[int]) -> None:
         os.sched_setaffinity(int(thread.name), cores)
 
 
+def waited_s(pid: int) -> float:
+    """How long the main thread has been ready to run and did not, because its core was taken."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
+
+
 def peak_rss_bytes(pid: int) -> int:
     """The largest resident memory the process has had."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
@@ -92,20 +99,22 @@ def run_alone(command: tuple[str, ...], core: int, log_every_s: float, seconds: 
     first_line_s = rss = 0.0
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
-        at = cpu = 0.0
+        at = cpu = waited = 0.0
         for line in process.stdout:
             now = time.perf_counter()
             if (match := _DONE.search(line)) is not None:
                 break
             if (match := _PROGRESS.search(line)) is None:
                 continue
-            cpu_now, rss = cpu_time_s(process.pid), peak_rss_bytes(process.pid)
+            cpu_now, waited_now, rss = cpu_time_s(process.pid), waited_s(process.pid), peak_rss_bytes(process.pid)
             if at:
-                windows.append(Window(float(match[2]), (cpu_now - cpu) / (now - at)))
+                windows.append(
+                    Window(float(match[2]), (cpu_now - cpu) / (now - at), (waited_now - waited) / (now - at))
+                )
             else:
                 first_line_s = now - started
                 pin(process.pid, {core})
-            at, cpu = now, cpu_now
+            at, cpu, waited = now, cpu_now, waited_now
         else:
             raise RuntimeError(f"{' '.join(argv)} ended with status {process.wait()} and without a 'done:' line")
     steps, rate, loss = int(match[1]), float(match[2]), float(match[3])
@@ -118,13 +127,14 @@ def rows_of(case: str, run: Run) -> list[Row]:
     """The figures of one run."""
 
     def over_windows(metric: str, values: list[float], unit: str, scale: float = 1.0) -> Row:
-        return Row(case, "alone", metric, fmean(values) * scale, unit, spread=pstdev(values) * scale)
+        return Row(case, "alone", metric, median(values) * scale, unit, spread=pstdev(values) * scale)
 
     rates = [window.steps_per_s for window in run.windows]
     return [
         over_windows("solo step rate", rates, "steps/s"),
         over_windows("solo utilisation", [window.utilisation for window in run.windows], "1"),
         over_windows("CPU time per step", [window.cpu_s_per_step for window in run.windows], "ms", scale=1e3),
+        over_windows("waited for the core", [window.waited for window in run.windows], "1"),
         Row(case, "alone", "variation of the step rate", pstdev(rates) / fmean(rates), "1"),
         Row(case, "alone", "peak memory", run.peak_rss_bytes / 2**20, "MiB"),
         Row(case, "alone", "time before training", run.start_s, "s"),

@@ -29,7 +29,7 @@ SCALE = torch.tensor([1.0, 1.0, 0.1, 1.0])  # of an observation: position, speed
 class ActorCritic(nn.Module):
     """Two small networks: logits of the two actions, and the value of the state."""
 
-    def __init__(self, width: int = 128) -> None:
+    def __init__(self, width: int = 160) -> None:
         super().__init__()
         self.actor = nn.Sequential(
             nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2)

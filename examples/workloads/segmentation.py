@@ -1,6 +1,6 @@
 """Image segmentation: a U-Net marks the ink of digits in cluttered pictures.
 
-python segmentation.py --batch 4 --steps 300
+python segmentation.py --batch 4 --steps 280
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from training import Defaults, Metrics, Stateful, fill_defaults, make_parser, prepare, train
 
-DEFAULTS = Defaults(steps=300, batch=4, storage_rate=104.0)
+DEFAULTS = Defaults(steps=280, batch=4, storage_rate=92.0)
 
 
 def _double_convolution(inputs: int, outputs: int) -> nn.Sequential:

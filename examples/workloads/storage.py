@@ -76,6 +76,7 @@ class StorageClient:
         self._file = self._socket.makefile("rb")
         name = self._file.readline(64).decode().strip()
         if name != dataset:
+            self.close()
             raise ConnectionError(f"the storage server at {address} serves {name!r}, not {dataset!r}")
         self.records, self.record_bytes = _HELLO.unpack(self._exactly(_HELLO.size))
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -127,12 +127,18 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 class _Signals:
-    """Remembers the first SIGTERM or SIGINT; the loop looks between steps."""
+    """Remembers a SIGTERM or SIGINT during the context; the loop looks between steps."""
 
     def __init__(self) -> None:
         self.received: int | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._remember)
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._remember) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _remember(self, number: int, _frame: FrameType | None) -> None:
         self.received = number
@@ -178,8 +184,7 @@ class _Progress:
 
 def train(task: Task, args: argparse.Namespace) -> int:
     """Train until ``--steps``, ``--seconds`` or a signal; returns the exit status (128 + number after a signal)."""
-    signals = _Signals()
-    with _output_folder(args.out) as folder:
+    with _Signals() as signals, _output_folder(args.out) as folder:
         checkpoint = folder / CHECKPOINT
         step, loss = _resume(task, checkpoint, args)
         progress = _Progress(args.log_every, step, args.steps)
