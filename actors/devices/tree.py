@@ -50,7 +50,7 @@ class JobTree:
         device_ns: CPU time used on each device.
         host_ns: CPU time used by its processes that are on none of its devices.
         members: Its processes by number.
-        roots: Those roots that live.
+        roots: Those roots that live, as far as is known.
         unopened: Processes that could not be held open for lack of file descriptors.
     """
 
@@ -162,7 +162,7 @@ class Trees:
         self._adopt_new()
         self._adopt(tree, root_pid, from_now=True)
         root = self._links.get(root_pid)
-        if root_pid in tree.members and root is not None:
+        if root is not None and (root_pid in tree.members or root_pid in tree.unopened):
             tree.roots.add(root_pid)
             if root.session == root_pid:
                 tree.sessions.add(root_pid)
@@ -231,6 +231,7 @@ class Trees:
         try:
             process = self._processes.open(pid)
         except ProcessLookupError:
+            tree.roots.discard(pid)
             return
         except OSError:  # out of file descriptors
             tree.unopened.add(pid)
@@ -242,5 +243,6 @@ class Trees:
                 member.cpu_ns, member.reaped_ns = process.read().cpu_ns, stat.reaped_ns
         except ProcessLookupError:
             process.close()
+            tree.roots.discard(pid)
             return
         tree.members[pid] = member

@@ -270,3 +270,15 @@ def test_without_descriptors_the_job_has_no_readings_until_there_are_some(script
     assert scripted.busy_s() is None
     scripted.table.descriptors = 100
     assert scripted.busy_s() == 0.75
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_root_that_could_not_be_opened_at_first(scripted: Scripted, ends: bool) -> None:
+    scripted.backend.unwatch("job")
+    scripted.table.descriptors = 0
+    scripted.backend.watch("job", [scripted.gpu_id], 10)
+    assert scripted.busy_s() is None
+    if ends:
+        scripted.table.end(10)
+    scripted.table.descriptors = 100
+    assert scripted.busy_s() == (None if ends else 0.0)
