@@ -1,0 +1,238 @@
+"""Shows the demo's figures: one HTML page that opens offline, and two tables for the terminal.
+
+The report is the JSON-able dict that ``demo.py`` also saves as ``report.json``. Times in it are seconds since the start
+of their mode. A figure that is missing (null) is shown as "n/a", never as 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+from itertools import cycle
+from pathlib import Path
+from string import Template
+
+from demo_charts import BAND, gantt, scatter, utilisation
+from demo_values import (
+    MODES,
+    NA,
+    Row,
+    change,
+    hours,
+    mean,
+    mode_of,
+    names,
+    number,
+    over_limit,
+    percent,
+    plain,
+    prediction_error,
+    ratio,
+    rows_of,
+    seconds,
+    series_of,
+)
+from plotly.offline import get_plotlyjs
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+PAGE = Path(__file__).with_suffix(".html")
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d31", "#7f7f7f")  # Okabe and Ito's
+LISTED = 30  # longer lists fold the rest away
+
+Column = tuple[str, Callable[[Row], str], bool]  # heading, text of a row's cell, whether it is a number (aligned right)
+MODE_COLUMNS: tuple[Column, ...] = (
+    ("mode", lambda row: plain(row["mode"]), False),
+    ("makespan", lambda row: seconds(row["makespan_s"]), True),
+    ("makespan change", lambda row: change(row["change"]), True),
+    ("mean completion", lambda row: seconds(row["mean_completion_s"]), True),
+    ("device hours", lambda row: hours(row["device_hours"]), True),
+    ("device utilisation", lambda row: percent(row["utilisation"]), True),
+    ("jobs succeeded", lambda row: plain(row["succeeded"]), True),
+)
+JOB_COLUMNS: tuple[Column, ...] = (
+    ("job", lambda job: plain(job.get("name")), False),
+    ("family", lambda job: plain(job.get("family")), False),
+    ("solo steps/s", lambda job: ratio(job.get("solo_rate")), True),
+    ("shared steps/s", lambda job: ratio(job.get("shared_rate")), True),
+    ("slowdown measured", lambda job: ratio(job.get("slowdown_measured")), True),
+    ("slowdown predicted", lambda job: ratio(job.get("slowdown_predicted")), True),
+    ("slowdown allowed", lambda job: ratio(job.get("max_slowdown")), True),
+    ("error", lambda job: change(prediction_error(job)), True),
+)
+PAGE_JOB_COLUMNS: tuple[Column, ...] = (
+    *JOB_COLUMNS,
+    ("solo utilisation", lambda job: percent(job.get("utilisation")), True),
+    ("ran beside", lambda job: names(job.get("neighbours")), False),
+)
+
+
+def write_html(report: Row, path: Path) -> None:
+    """Write the report as one self-contained HTML file; nothing is loaded from elsewhere when it is opened."""
+    page = Template(PAGE.read_text(encoding="utf-8")).substitute(page_parts(report), plotly=get_plotlyjs())
+    path.write_text(page, encoding="utf-8")
+
+
+def render_console(report: Row) -> RenderableType:
+    """Return the headline, the table of modes and the table of jobs, for a terminal of 80 columns or more."""
+    return Group(
+        Text(headline(report) + "\n"),
+        _console_table("Modes", MODE_COLUMNS, mode_rows(report)),
+        "",
+        _console_table("Jobs, alone and packed by cotenant", JOB_COLUMNS, rows_of(report, "jobs")),
+    )
+
+
+def headline(report: Row) -> str:
+    """Return what was measured, in sentences."""
+    packed = mode_of(report, "cotenant")
+    return (
+        f"Packed by cotenant, {len(rows_of(report, 'jobs'))} training jobs were all done after "
+        f"{seconds(packed.get('makespan_s'))}: {_against_others(report, 'makespan_s')}. "
+        f"A job was done {seconds(packed.get('mean_completion_s'))} after its submission on average: "
+        f"{_against_others(report, 'mean_completion_s')}. "
+        f"Packing saved {percent(report.get('packing_saving_measured'))} of the device time; "
+        f"{percent(report.get('packing_saving_predicted'))} was predicted. "
+        f"Unfairness (largest slowdown over smallest) was {ratio(report.get('unfairness'))}."
+    )
+
+
+def _against_others(report: Row, figure: str) -> str:
+    """Return how a time in mode cotenant compares with the other two."""
+    ours, parts = number(mode_of(report, "cotenant").get(figure)), []
+    for name in ("exclusive", "static"):
+        theirs = number(mode_of(report, name).get(figure))
+        if ours is None or not theirs:
+            comparison = "not comparable with"
+        elif abs(gain := 1 - ours / theirs) < 0.005:
+            comparison = "the same as with"
+        else:
+            comparison = f"{percent(abs(gain))} {'sooner' if gain > 0 else 'later'} than with"
+        parts.append(f"{comparison} {MODES[name]} ({seconds(theirs)})")
+    return " and ".join(parts)
+
+
+def mode_rows(report: Row) -> list[Row]:
+    """Return the table of modes: what was measured, and the makespan against one job per device."""
+    base = number(mode_of(report, "exclusive").get("makespan_s"))
+    rows: list[Row] = []
+    for name, title in MODES.items():
+        mode = mode_of(report, name)
+        makespan, runs = number(mode.get("makespan_s")), rows_of(mode, "runs")
+        until = math.inf if makespan is None else makespan
+        succeeded = sum(run.get("state") == "SUCCEEDED" for run in runs)
+        rows.append(
+            {
+                "mode": title,
+                "makespan_s": makespan,
+                "change": makespan / base - 1 if makespan is not None and base else None,
+                "mean_completion_s": mode.get("mean_completion_s"),
+                "device_hours": mode.get("device_hours"),
+                "utilisation": mean(
+                    mean(busy for at, busy in points if at <= until) for points in series_of(mode).values()
+                ),
+                "succeeded": f"{succeeded} of {len(runs)}" if runs else None,
+            }
+        )
+    return rows
+
+
+def page_parts(report: Row) -> dict[str, str]:
+    """Return the pieces of HTML that the page's template names; every text of the report is escaped in them."""
+    colours, end, jobs = _family_colours(report), _latest(report), rows_of(report, "jobs")
+    error = mean(None if (error := prediction_error(job)) is None else abs(error) for job in jobs)
+    return {
+        "headline": escape(headline(report)),
+        "failures": _failures(report),
+        "modes": _table(MODE_COLUMNS, mode_rows(report)),
+        "legend": "".join(
+            f'<li><span style="background:{colour}"></span>{escape(family)}</li>' for family, colour in colours.items()
+        ),
+        "gantts": "".join(
+            f"<h3>{escape(title.capitalize())}</h3>{gantt(name, mode_of(report, name), colours, end)}"
+            for name, title in MODES.items()
+        ),
+        "utilisation": utilisation(report, end),
+        "over_limit": escape(", ".join(plain(job.get("name")) for job in jobs if over_limit(job)) or "none"),
+        "jobs": _table(PAGE_JOB_COLUMNS, jobs),
+        "band": percent(BAND),
+        "error": percent(error),
+        "scatter": scatter(jobs, colours),
+        "decisions": _reasons(report, "decisions", "No decision was recorded."),
+        "refusals": _reasons(report, "refusals", "No job had to wait."),
+        "context": "".join(_context(report, title) for title in ("machine", "versions", "settings")),
+        "seconds": seconds(report.get("seconds")),
+    }
+
+
+def _console_table(title: str, columns: Sequence[Column], rows: Sequence[Row]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    for heading, _, is_number in columns:
+        lines = heading.replace(" ", "\n", 1)  # so that all columns fit
+        whole = is_number or heading == "job"  # a narrow terminal cuts the other texts short
+        table.add_column(lines, justify="right" if is_number else "left", no_wrap=whole)
+    for row in rows:
+        cells = (Text(cell(row), no_wrap=True, overflow="ellipsis") for _, cell, _ in columns)
+        table.add_row(*cells, style="red" if over_limit(row) else None)
+    return table
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    kinds = ["number" if is_number else "words" for *_, is_number in columns]
+    head = "".join(
+        f'<th class="{kind}">{escape(heading)}</th>' for kind, (heading, *_) in zip(kinds, columns, strict=True)
+    )
+    body = ""
+    for row in rows:
+        cells = "".join(  # data-label: the cell's heading where the screen is too narrow for columns
+            f'<td class="{kind}" data-label="{escape(heading)}"><span>{escape(cell(row))}</span></td>'
+            for kind, (heading, cell, _) in zip(kinds, columns, strict=True)
+        )
+        body += f'<tr class="over">{cells}</tr>' if over_limit(row) else f"<tr>{cells}</tr>"
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _reasons(report: Row, key: str, nothing: str) -> str:
+    items = []
+    for row in rows_of(report, key):
+        at = f'<span class="at">{seconds(row["at_s"])}</span> ' if "at_s" in row else ""
+        items.append(f"<li>{at}<b>{escape(plain(row.get('job')))}</b>: {escape(plain(row.get('text')))}</li>")
+    if not items:
+        return f"<p>{escape(nothing)}</p>"
+    rest = "".join(items[LISTED:])
+    more = f"<details><summary>{len(items) - LISTED} more</summary><ul>{rest}</ul></details>" if rest else ""
+    return f'<div class="reasons"><ul>{"".join(items[:LISTED])}</ul>{more}</div>'
+
+
+def _family_colours(report: Row) -> dict[str, str]:
+    rows = [*rows_of(report, "jobs"), *(run for name in MODES for run in rows_of(mode_of(report, name), "runs"))]
+    families = dict.fromkeys(plain(row.get("family")) for row in rows)
+    return dict(zip(families, cycle(COLOURS), strict=False))
+
+
+def _latest(report: Row) -> float:
+    """Return the end of the time scale that all modes share, in seconds."""
+    modes = [mode_of(report, name) for name in MODES]
+    times = [number(mode.get("makespan_s")) for mode in modes]
+    times += [number(run.get(key)) for mode in modes for run in rows_of(mode, "runs") for key in ("start_s", "end_s")]
+    return max((time for time in times if time is not None and time > 0), default=1.0)
+
+
+def _failures(report: Row) -> str:
+    failed = [
+        f"{plain(run.get('name'))} ({title}: {plain(run.get('state'))})"
+        for name, title in MODES.items()
+        for run in rows_of(mode_of(report, name), "runs")
+        if run.get("state") != "SUCCEEDED"
+    ]
+    return f'<p class="warning">Jobs that did not succeed: {escape("; ".join(failed))}.</p>' if failed else ""
+
+
+def _context(report: Row, title: str) -> str:
+    pairs = (report.get(title) or {}).items()
+    text = ", ".join(f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in pairs)
+    return f"<p><b>{title.capitalize()}</b>: {escape(text) or NA}</p>"
