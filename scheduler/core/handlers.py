@@ -168,8 +168,11 @@ def job_missing(turn: Turn, event: JobMissing) -> None:
     job = _current(turn, event.job_id, event.epoch, event.host_id)
     if job is None:
         return
-    ending = turn.another_try(job, f"host {event.host_id} no longer has it", ON_LOSS, backoff=True)
-    turn.leave(job, event.host_id, ending)
+    ending = turn.another_try(job, f"host {event.host_id} does not have it", ON_LOSS, backoff=True)
+    if job.state is JobState.STARTING and event.host_id not in job.started_hosts:
+        turn.stop(job, ending)  # its start may still be under way: only a stop behind it makes sure
+    else:
+        turn.leave(job, event.host_id, ending)
 
 
 def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:

@@ -84,9 +84,12 @@ def _known(state: State, host_id: str, job: Job, item: InventoryItem) -> Iterato
 
 
 def _absent(state: State, host_id: str, job: Job, now: float) -> Answer:
-    lease, timeout_s = job.lease, state.settings.lease.start_timeout_s
-    under_way = job.state is JobState.STARTING and host_id not in job.started_hosts
-    if under_way and lease is not None and now - lease.granted_at < timeout_s:
-        shares = state.shares_on(job, host_id)
-        return StartJob(host_id, job.spec, job.epoch, lease.revision, shares, "the agent does not have it yet")
+    """A start may still be under way to the agent, or a stop right behind it, until enough time has passed."""
+    lease, limits = job.lease, state.settings.lease
+    if lease is not None and host_id not in job.started_hosts:
+        if job.state is JobState.STARTING and now - lease.granted_at < limits.start_timeout_s:
+            shares = state.shares_on(job, host_id)
+            return StartJob(host_id, job.spec, job.epoch, lease.revision, shares, "the agent does not have it yet")
+        if job.state is JobState.STOPPING and now - job.history[-1].at < limits.ttl_s:
+            return StopJob(host_id, job.spec.job_id, job.epoch, limits.stop_grace_s, job.reason)
     return JobMissing(job.spec.job_id, job.epoch, host_id)

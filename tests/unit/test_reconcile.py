@@ -74,6 +74,23 @@ def test_a_stopping_job(inventory: list[InventoryItem], want: list[tuple[str, st
     assert found(driver, *inventory) == want
 
 
+@pytest.mark.parametrize(("after_s", "want"), [(9.0, "stop"), (11.0, "job_missing")])
+def test_a_stop_may_still_be_behind_a_start_that_is_under_way(after_s: float, want: str) -> None:
+    driver = Driver(host())
+    driver.submit(half("a"))
+    driver.do(StopRequested("a", "stopped by user"))
+    assert found(driver, after_s=after_s) == [(want, "a", 1)]
+
+
+def test_a_start_that_got_lost_is_stopped_before_the_next_try() -> None:
+    driver = Driver(host())
+    driver.submit(half("a"))
+    driver.do(JobMissing("a", 1, "h1"))
+    assert (driver.state("a"), driver.kinds()) == ("STOPPING", [("stop", "a")])
+    driver.do(JobMissing("a", 1, "h1"))
+    assert driver.state("a") == "QUEUED"
+
+
 def test_a_stopping_job_that_is_gone_is_let_go() -> None:
     driver = Driver(host())
     driver.run(half("a"))

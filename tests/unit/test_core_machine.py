@@ -1,0 +1,364 @@
+"""Random lives of a cluster: invariants after every event, agents that are never fooled, replay that is identical.
+
+The agents are simulated: commands reach them in order but late, get lost when their host does not answer, and events
+come back late. An agent refuses what is stale and keeps book of what really runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import hypothesis.strategies as st
+from hypothesis import settings as hypothesis_settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from scheduling import GIB, half, host, measurement, profile, report, settings, spec
+
+from cotenant.configs.settings import LeaseSettings, PlacementSettings, ResizeSettings, Settings
+from cotenant.placement.types import Share
+from cotenant.scheduler.core import queries
+from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob
+from cotenant.scheduler.core.engine import Core
+from cotenant.scheduler.core.events import (
+    ClientLost,
+    Event,
+    HostJoined,
+    HostLost,
+    HostUnreachable,
+    JobExited,
+    JobStarted,
+    JobSubmitted,
+    MemoryOverrun,
+    SettingsChanged,
+    StartFailed,
+    StopRequested,
+    Tick,
+)
+from cotenant.scheduler.core.invariants import check
+from cotenant.scheduler.core.model import Host
+from cotenant.scheduler.core.reconcile import InventoryItem, Phase, reconcile
+from cotenant.scheduler.core.state import State
+
+HOSTS = ("h1", "h2", "h3")
+CONFIGURED = Settings(
+    placement=settings().placement,
+    lease=LeaseSettings(ttl_s=10.0, start_timeout_s=20.0, stop_grace_s=1.0, max_restarts=2),
+)
+
+
+@dataclass
+class Part:
+    """One job on one simulated host."""
+
+    epoch: int
+    revision: int
+    shares: tuple[Share, ...]
+    phase: Phase = "starting"
+
+
+@dataclass
+class Agent:
+    """A simulated host agent. ``mail`` has not arrived yet, ``outbox`` has not been reported yet."""
+
+    host: Host
+    reachable: bool = True
+    parts: dict[str, Part] = field(default_factory=dict)
+    newest: dict[str, int] = field(default_factory=dict)
+    mail: list[tuple[float, Command]] = field(default_factory=list)
+    outbox: list[Event] = field(default_factory=list)
+
+    def receive(self) -> None:
+        """Do what the oldest command says, unless it is stale."""
+        _, command = self.mail.pop(0)
+        job_id, part = command.job_id, self.parts.get(command.job_id)
+        if command.epoch < self.newest.get(job_id, 0):
+            return
+        self.newest[job_id] = command.epoch
+        if isinstance(command, StartJob):
+            if part is None:
+                self.parts[job_id] = Part(command.epoch, command.revision, command.shares)
+                return
+            assert part.epoch == command.epoch, f"{job_id} started at {command.epoch} beside {part.epoch}"
+        elif isinstance(command, ResizeShares):
+            if part is not None and part.epoch == command.epoch and command.revision > part.revision:
+                part.revision, part.shares = command.revision, command.shares
+        elif part is None:
+            self.newest[job_id] = command.epoch + 1  # a start of this epoch that comes later is refused
+        elif part.epoch == command.epoch:
+            part.phase = "stopping"
+
+    def end(self, job_id: str, event: Event | None) -> None:
+        """The job's processes are gone; ``event`` None = without a word."""
+        self.newest[job_id] = self.parts.pop(job_id).epoch + 1
+        if event is not None:
+            self.outbox.append(event)
+
+    def inventory(self) -> list[InventoryItem]:
+        return [InventoryItem(job_id, p.epoch, p.revision, p.phase) for job_id, p in self.parts.items()]
+
+
+class Cluster(RuleBasedStateMachine):
+    """A core and simulated agents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = Core(CONFIGURED)
+        self.now = 1000.0
+        self.log: list[tuple[float, list[Event]]] = []
+        self.agents: dict[str, Agent] = {}
+        self.submitted = 0
+        self.nothing_lost = True
+        self.ended: dict[str, str] = {}
+
+    # -- driving the core -------------------------------------------------------------------------------------------
+
+    def happen(self, *events: Event) -> None:
+        self.log.append((self.now, list(events)))
+        self.send(self.core.handle(events, self.now))
+        self.check()
+
+    def send(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            agent = self.agents.get(command.host_id)
+            if agent is not None and agent.reachable:
+                agent.mail.append((self.now, command))
+
+    def check(self) -> None:
+        state = self.core.state
+        check(state)
+        for job_id, job in state.jobs.items():
+            assert self.ended.get(job_id, job.state) == job.state, f"{job_id} ended as {self.ended[job_id]}"
+            if job.state.terminal:
+                self.ended[job_id] = job.state
+        running: dict[str, int] = {}
+        for agent in self.agents.values():
+            for job_id, part in agent.parts.items():
+                assert running.setdefault(job_id, part.epoch) == part.epoch, f"{job_id} runs twice"
+        if self.nothing_lost:
+            self.check_enforced()
+
+    def check_enforced(self) -> None:
+        """What the agents enforce at this very moment never adds up to more than a GPU."""
+        for agent in self.agents.values():
+            shares = [share for part in agent.parts.values() for share in part.shares]
+            for gpu in agent.host.gpus:
+                here = [share for share in shares if share.gpu_id == gpu.gpu_id]
+                assert sum(share.compute for share in here) <= 1.0 + 1e-9, here
+                assert sum(share.memory_bytes for share in here) <= gpu.memory_bytes, here
+
+    def parts(self, *phases: Phase) -> list[tuple[Agent, str, Part]]:
+        return [(a, job_id, p) for a in self.agents.values() for job_id, p in a.parts.items() if p.phase in phases]
+
+    # -- what clients do --------------------------------------------------------------------------------------------
+
+    @initialize(gpus=st.integers(0, 2))
+    def begin(self, gpus: int) -> None:
+        if gpus:
+            self.join("h1", gpus, 8)
+
+    @rule(
+        count=st.integers(1, 3),
+        memory=st.sampled_from([None, 1, 3, 5, 8, 9]),
+        compute=st.sampled_from([None, 0.1, 0.2, 0.3, 0.5, 1.0]),
+        hints=st.fixed_dictionaries(
+            {
+                "gpus": st.sampled_from([1, 1, 1, 2, 3]),
+                "gang": st.sampled_from(["host", "cluster"]),
+                "priority": st.sampled_from(["low", "normal", "high"]),
+                "isolation": st.sampled_from(["none", "soft", "hard"]),
+                "restart": st.sampled_from(["never", "on_node_loss", "on_failure"]),
+                "deadline_s": st.sampled_from([None, 1100.0]),
+            }
+        ),
+    )
+    def submit(self, count: int, memory: int | None, compute: float | None, hints: dict[str, object]) -> None:
+        wanted = {"gpu_memory": memory and memory * GIB, "compute": compute}
+        batch = []
+        for _ in range(count):
+            self.submitted += 1
+            known = f"fp-{self.submitted % 3}"
+            batch.append(JobSubmitted(replace(spec(f"j{self.submitted}", **wanted, **hints), fingerprint=known)))
+        self.happen(*batch)
+
+    @precondition(lambda self: self.submitted)
+    @rule(number=st.integers(1, 30), lost=st.booleans())
+    def ask_to_stop(self, number: int, lost: bool) -> None:
+        job_id = f"j{number % self.submitted + 1}"
+        self.happen(ClientLost(job_id) if lost else StopRequested(job_id, "stopped by user"))
+
+    @precondition(lambda self: self.submitted)
+    @rule(number=st.integers(1, 30))
+    def submit_again(self, number: int) -> None:
+        self.happen(JobSubmitted(half(f"j{number % self.submitted + 1}")))
+
+    @rule(
+        policy=st.sampled_from(["cotenant", "cotenant", "exclusive", "static"]),
+        bias=st.sampled_from([0.0, 0.5, 1.0]),
+        resize=st.booleans(),
+    )
+    def change_settings(self, policy: str, bias: float, resize: bool) -> None:
+        packing = PlacementSettings.model_validate({"policy": policy, "packing_bias": bias})
+        self.happen(SettingsChanged(packing, ResizeSettings(enabled=resize)))
+
+    @rule()
+    def look(self) -> None:
+        before = self.core.state.to_json()
+        queries.plan(self.core, [half("x"), spec("y", gpus=2)], now=self.now)
+        queries.jobs(self.core.state)
+        queries.gpus(self.core.state)
+        queries.hosts(self.core.state)
+        for job_id in self.core.state.jobs:
+            queries.explain(self.core.state, job_id, self.now)
+        assert self.core.state.to_json() == before
+
+    # -- what hosts do ----------------------------------------------------------------------------------------------
+
+    @rule(host_id=st.sampled_from(HOSTS), gpus=st.integers(1, 3), memory=st.sampled_from([2, 8, 8, 8]))
+    def join(self, host_id: str, gpus: int, memory: int) -> None:
+        agent = self.agents.get(host_id)
+        if agent is None:
+            agent = self.agents[host_id] = Agent(host(host_id, gpus, memory * GIB))
+        elif agent.host != host(host_id, gpus, memory * GIB):
+            agent.host = host(host_id, gpus, memory * GIB)
+            self.nothing_lost = False  # a GPU that shrank is over-full for a while
+        agent.reachable = True
+        self.happen(HostJoined(agent.host))
+
+    @precondition(lambda self: self.agents)
+    @rule(data=st.data())
+    def fall_silent(self, data: st.DataObject) -> None:
+        agent = data.draw(st.sampled_from(list(self.agents.values())))
+        agent.reachable = False
+        agent.mail.clear()
+        self.nothing_lost = False
+        self.happen(HostUnreachable(agent.host.host_id, "no report"))
+
+    @precondition(lambda self: any(not agent.reachable for agent in self.agents.values()))
+    @rule(data=st.data())
+    def be_lost(self, data: st.DataObject) -> None:
+        agent = data.draw(st.sampled_from([agent for agent in self.agents.values() if not agent.reachable]))
+        del self.agents[agent.host.host_id]
+        self.happen(HostLost(agent.host.host_id, "leases expired"))
+
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def mail_arrives(self, data: st.DataObject, count: int) -> None:
+        waiting = [agent for agent in self.agents.values() if agent.mail]
+        if waiting:
+            agent = data.draw(st.sampled_from(waiting))
+            for _ in range(min(count, len(agent.mail))):
+                agent.receive()
+                self.check()
+
+    @rule(data=st.data(), how=st.sampled_from(["ok", "ok", "ok", "retry", "bad"]))
+    def a_start_comes_to_an_end(self, data: st.DataObject, how: str) -> None:
+        found = self.parts("starting")
+        if not found:
+            return
+        agent, job_id, part = data.draw(st.sampled_from(found))
+        host_id = agent.host.host_id
+        if how == "ok":
+            part.phase = "running"
+            agent.outbox.append(JobStarted(job_id, part.epoch, host_id))
+        else:
+            agent.end(job_id, StartFailed(job_id, part.epoch, host_id, how, retry=how == "retry"))
+
+    @rule(data=st.data(), code=st.sampled_from([0, 0, 1, -9, None]))
+    def a_job_ends(self, data: st.DataObject, code: int | None) -> None:
+        found = self.parts("running", "stopping")
+        if found:
+            agent, job_id, part = data.draw(st.sampled_from(found))
+            exited = None if code is None else JobExited(job_id, part.epoch, agent.host.host_id, code)
+            agent.end(job_id, exited)
+
+    @rule(data=st.data(), util=st.sampled_from([0.05, 0.3, 0.6, 0.95]), held_back=st.sampled_from([0.0, 0.4]))
+    def jobs_are_measured(self, data: st.DataObject, util: float, held_back: float) -> None:
+        found = [agent for agent in self.agents.values() if agent.reachable and agent.parts]
+        if found:
+            agent = data.draw(st.sampled_from(found))
+            known = profile(util=util, memory=GIB)
+            windows = [
+                measurement(job_id, share.gpu_id, known, throttled_fraction=held_back)
+                for job_id, part in agent.parts.items()
+                for share in part.shares
+            ]
+            self.happen(report(agent.host.host_id, *windows))
+
+    @rule(data=st.data(), used=st.sampled_from([2, 4, 7, 20]))
+    def a_job_overruns(self, data: st.DataObject, used: int) -> None:
+        found = self.parts("running")
+        if found:
+            agent, job_id, part = data.draw(st.sampled_from(found))
+            agent.outbox.append(MemoryOverrun(job_id, part.epoch, agent.host.host_id, used * GIB))
+
+    @precondition(lambda self: self.agents)
+    @rule(data=st.data())
+    def report_in(self, data: st.DataObject) -> None:
+        self.report_of(data.draw(st.sampled_from(list(self.agents.values()))))
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 9.0, 25.0, 700.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        for agent in self.agents.values():
+            while agent.mail and self.now - agent.mail[0][0] > CONFIGURED.lease.ttl_s / 2:
+                agent.receive()
+                self.check()
+        self.happen(Tick())
+
+    def report_of(self, agent: Agent) -> None:
+        if not agent.reachable:
+            return
+        events, agent.outbox = agent.outbox, []
+        for event in events:
+            self.happen(event)
+        noted, commands = reconcile(self.core.state, agent.host.host_id, agent.inventory(), self.now)
+        for event in noted:
+            self.happen(event)
+        self.send(commands)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        self.settle_down()
+        for agent in self.agents.values():
+            if agent.reachable:
+                self.check_in_step(agent)
+        self.check_replay()
+
+    def settle_down(self) -> None:
+        """Everybody who is told to stop stops, all mail and reports arrive."""
+        for _ in range(4):
+            self.now += 6.0
+            for agent in list(self.agents.values()):
+                while agent.mail:
+                    agent.receive()
+                    self.check()
+                for job_id, part in list(agent.parts.items()):
+                    if part.phase == "stopping":
+                        agent.end(job_id, JobExited(job_id, part.epoch, agent.host.host_id, -15))
+                    part.phase = "running" if part.phase == "starting" else part.phase
+                self.report_of(agent)
+
+    def check_in_step(self, agent: Agent) -> None:
+        """The agent holds exactly what the leases say, apart from what is under way."""
+        host_id, state = agent.host.host_id, self.core.state
+        under_way = {command.job_id for _, command in agent.mail}
+        want = {job.spec.job_id: job for job in state.on_host(host_id) if job.spec.job_id not in under_way}
+        have = {job_id: part for job_id, part in agent.parts.items() if job_id not in under_way}
+        assert {job_id: job.epoch for job_id, job in want.items()} == {job_id: p.epoch for job_id, p in have.items()}
+        for job_id, part in have.items():
+            assert part.shares == state.shares_on(want[job_id], host_id)
+
+    def check_replay(self) -> None:
+        again = Core(CONFIGURED)
+        for number, (now, events) in enumerate(self.log):
+            again.handle(events, now)
+            if number == len(self.log) // 2:  # as after a restart from a snapshot
+                again = Core.from_state(State.from_json(again.state.to_json()))
+        assert again.state.to_json() == self.core.state.to_json()
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = hypothesis_settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize="CI" in os.environ
+)
