@@ -25,6 +25,7 @@ LANE_PX = 25
 PANEL_PX = 96  # one device's utilisation in one mode, with its title
 HOVER_SPANS = 8
 HOVER_WIDTH = 44  # characters
+DEVICE_WIDTH = 28  # characters
 BAND = 0.10  # half width of the band around the diagonal: what runs as short as the demo's can resolve
 
 
@@ -65,7 +66,7 @@ def gantt(name: str, mode: Row, colours: Mapping[str, str], end: float) -> str:
         return "<p>No run was recorded.</p>"
     figure, top = go.Figure(), 0.0
     for device, runs in by_device.items():
-        figure.add_annotation(text=_text(device), x=0, xref="paper", xanchor="left", y=top + 0.45, showarrow=False)
+        figure.add_annotation(text=_device(device), x=0, xref="paper", xanchor="left", y=top + 0.45, showarrow=False)
         placed = lanes(runs)
         for lane, run in placed:
             figure.add_trace(_bar(run, top + 1.3 + lane, colours[plain(run.get("family"))]))
@@ -106,7 +107,7 @@ def utilisation(report: Row, end: float) -> str:
                     hovertemplate="%{x:.1f} s: %{y:.0%}<extra></extra>",
                 )
         figure.add_annotation(
-            text=f"{MODES[name]}: {_text(device)}",
+            text=f"{MODES[name]}: {_device(device)}",
             **{"x": 0, "xref": "x domain", "xanchor": "left", "y": 1, "yref": "y domain", "yanchor": "bottom"},
             **{"showarrow": False, "row": row, "col": 1},
         )
@@ -196,6 +197,11 @@ def _box(title: object, *lines: str) -> str:
 
 def _text(value: object) -> str:
     return escape(plain(value), quote=False)  # charts read a subset of HTML in their texts
+
+
+def _device(name: str) -> str:
+    """Return a device's name, its middle left out where it would not fit a phone."""
+    return _text(name if len(name) <= DEVICE_WIDTH else f"{name[:10]}…{name[11 - DEVICE_WIDTH :]}")
 
 
 def _time_axis(end: float) -> dict[str, Any]:

@@ -199,6 +199,12 @@ def test_a_bars_box_tells_its_neighbours_and_how_much_they_were_predicted_to_cos
     assert sum("neighbours: -" in box for box in boxes) == 2 * len(JOBS) + 1
 
 
+def test_a_long_device_name_keeps_its_ends_in_the_charts(report_module: ModuleType) -> None:
+    report = made_up()
+    report["modes"]["cotenant"]["devices"] = {"127.0.0.1-0123456789abcdef/GPU-deadbeef-0000-1111": [[0.0, 0.5]]}
+    assert "127.0.0.1-\\u2026eadbeef-0000-1111" in report_module.page_parts(report)["utilisation"]
+
+
 def test_utilisation_is_not_drawn_where_there_is_no_reading(report_module: ModuleType) -> None:
     report = made_up()
     for mode in report["modes"].values():
