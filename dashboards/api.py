@@ -21,7 +21,7 @@ from cotenant.dashboards import problems
 from cotenant.dashboards.guard import Guard
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.errors import CotenantError, NotPlaceable
-from cotenant.scheduler.hints import describe, parse_hints
+from cotenant.scheduler.hints import check_job_id, describe, parse_hints
 from cotenant.scheduler.views import (
     Explanation,
     GpuView,
@@ -53,7 +53,6 @@ def _hints_schema() -> dict[str, Any]:
 # Texts that reach execve() or become names: no NUL, no line breaks where they would break a table.
 Word = Annotated[str, StringConstraints(max_length=131_071, pattern=r"^[^\x00]*$")]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$")]
 Directory = Annotated[str, StringConstraints(max_length=4095, pattern=r"^/[^\x00]*$")]
 Variable = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00=]+$")]
 RawHints = Annotated[dict[str, JsonValue], WithJsonSchema(_hints_schema())]
@@ -189,7 +188,7 @@ def submit_job(
     body: JobRequest,
     response: Response,
     idempotency_key: Annotated[
-        Identifier | None, Header(description="Becomes the job id: the same key twice is one job.")
+        str | None, Header(description="Becomes the job id: the same key twice is one job.")
     ] = None,
 ) -> JobView:
     """Submit a job; it is durable when this returns."""
@@ -199,7 +198,7 @@ def submit_job(
         body.command,
         parse_hints(body.hints, time.time()),
         name=body.name,
-        job_id=idempotency_key,
+        job_id=None if idempotency_key is None else check_job_id(idempotency_key),
         cwd=body.cwd,
         env={**os.environ, **body.env},
     )

@@ -38,6 +38,9 @@ _DURATION = re.compile(
 _DURATION_UNITS_S = (86400.0, 3600.0, 60.0, 1.0)
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_JOB_ID_ACCEPTED = 'letters, digits, ".", "_", "-", starting with a letter or digit (at most 128 characters)'
+
 
 class _Refused(ValueError):
     """The value is not accepted; the caller knows for which hint."""
@@ -332,6 +335,17 @@ def metadata_hints(metadata: Mapping[str, str]) -> dict[str, object]:
             raise HintError(key, value, _known(name, METADATA_PREFIX))
         raw[name] = value
     return raw
+
+
+def check_job_id(job_id: str) -> str:
+    """Return a job id that a user chose; it becomes part of file names on the hosts.
+
+    Raises:
+        HintError: It is none; named ``job_id``.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise HintError("job_id", job_id, _JOB_ID_ACCEPTED)
+    return job_id
 
 
 def describe() -> list[HintDoc]:

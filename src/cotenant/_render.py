@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cotenant.actors.doctor import Check
     from cotenant.scheduler.views import Explanation, GpuView, HostView, JobView, PlanView, ShareView
 
-_PIPED_WIDTH = 200  # a pipe has no width of its own; rows must not wrap in it
+_PIPED_WIDTH = 1000  # a pipe has no width of its own; rows must not be cut in it
 _STATE_STYLES = {
     "RUNNING": "green",
     "SUCCEEDED": "green",
@@ -114,8 +114,10 @@ def _shares(shares: Iterable[ShareView]) -> str:
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
+    *first, last = columns  # the last one is for people and gives way when the terminal is narrow
+    for column in first:
         table.add_column(column, no_wrap=True, overflow="ellipsis")
+    table.add_column(last, overflow="fold")
     return table
 
 

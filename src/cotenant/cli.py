@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from cotenant import __version__, _attach, _preflight, _render
 from cotenant._hint_options import with_hint_options
 from cotenant.scheduler.errors import CotenantError, NotPlaceable
-from cotenant.scheduler.hints import metadata_hints, parse_hints
+from cotenant.scheduler.hints import check_job_id, metadata_hints, parse_hints
 
 if TYPE_CHECKING:
     from cotenant.scheduler.client import Client
@@ -112,6 +112,7 @@ def submit(
 ) -> None:
     """Submit a job and print its id. It keeps running when this terminal is closed, unless --wait is given."""
     parsed = parse_hints(hints, time.time())
+    job_id = job_id if job_id is None else check_job_id(job_id)
     words, directory, variables = _checked(command, cwd, env)
     with _client(address) as client:
         if wait:
@@ -142,10 +143,11 @@ def run(
     """
     metadata = _preflight.ray_job_metadata(os.environ)
     parsed = parse_hints({**metadata_hints(metadata), **hints}, time.time())
+    job_id = metadata.get(_preflight.SUBMISSION_ID) if job_id is None else job_id
+    job_id = job_id if job_id is None else check_job_id(job_id)
     words, directory, variables = _checked(command, cwd, env)
     with _client(address) as client:
-        own_id = job_id or metadata.get(_preflight.SUBMISSION_ID)
-        raise typer.Exit(_stay(client, words, parsed, name=name, job_id=own_id, cwd=directory, env=variables))
+        raise typer.Exit(_stay(client, words, parsed, name=name, job_id=job_id, cwd=directory, env=variables))
 
 
 @app.command()

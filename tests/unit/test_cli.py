@@ -148,6 +148,8 @@ BAD = [
         "gpu_memory: '2Gib/s' is not accepted; give a positive size",
     ),
     (["--gpus", "", "--", "python", "train.py"], "gpus: '' is not accepted"),
+    (["--job-id", "../x", "--", "python", "train.py"], "job_id: '../x' is not accepted; give letters, digits"),
+    (["--job-id", "", "--", "python", "train.py"], "job_id: '' is not accepted"),
     (["--gpu-mem", "1GiB", "--", "python", "train.py"], "--gpu-mem"),
 ]
 
