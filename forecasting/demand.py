@@ -18,17 +18,24 @@ from cotenant.forecasting.types import HORIZONS_S, LEVELS, Forecast, Quantiles, 
 from cotenant.forecasting.windows import usable_memory, usable_util, usable_window
 
 # A question about the next second is answered from the last seconds, one about the next quarter of an hour from the
-# last quarter. A floor keeps enough windows of 1 s in the histogram for a 95th percentile to mean something.
-HALF_LIVES_S: dict[int, float] = {1: 8.0, 2: 8.0, 5: 15.0, 60: 60.0, 300: 300.0, 900: 900.0}
+# last quarter. The short ones were compared on recorded series (benchmarks/forecast_demand.py): shorter still follows
+# steps faster, but its 95th percentile is exceeded more often.
+HALF_LIVES_S: dict[int, float] = {1: 2.0, 2: 4.0, 5: 10.0, 60: 60.0, 300: 300.0, 900: 900.0}
 
 PEAK_MARGIN_FIRST = 0.25  # on the peak memory after a single window …
 PEAK_MARGIN_LEAST = 0.02  # … shrinking towards this while the peak holds
 
 _BINS = 64
+_FORGOTTEN = 44.0  # e^44, 64 half-lives: what lies further back weighs nothing in float32
 _RESCALE_ABOVE = 1e9  # weights grow instead of all old ones shrinking; float32 keeps 7 digits
 _RESTART_AFTER = 10  # so many advancing windows from "the past" in a row: the host's clock was set back
 
+_LEVELS = np.array(LEVELS)
+_ALL_HORIZONS = np.arange(len(HORIZONS_S))[None, :]
+_CHUNK = 256  # jobs whose histograms fit the processor's cache together
+
 Floats = npt.NDArray[np.float64]
+Indexes = npt.NDArray[np.intp]
 
 
 @dataclass(slots=True)
@@ -58,54 +65,52 @@ class _Job:
 
 
 class _Histograms:
-    """One exponentially weighted histogram per slot and horizon, over [0, top of the slot]."""
+    """One exponentially weighted histogram per row and horizon, over [0, top of the row]."""
 
-    def __init__(self, slots: int) -> None:
-        self.weights = np.zeros((slots, len(HORIZONS_S), _BINS), dtype=np.float32)
-        self.top: Floats = np.ones(slots)
-        self.least: Floats = np.full(slots, np.inf)
-        self.most: Floats = np.full(slots, -np.inf)
+    def __init__(self, rows: int) -> None:
+        self.weights = np.zeros((rows, len(HORIZONS_S), _BINS), dtype=np.float32)
+        self.top: Floats = np.ones(rows)
+        self.least: Floats = np.full(rows, np.inf)
+        self.most: Floats = np.full(rows, -np.inf)
 
-    def grow(self, slots: int) -> None:
-        bigger = _Histograms(slots)
+    def grow(self, rows: int) -> None:
+        bigger = _Histograms(rows)
         used = len(self.top)
         for name in ("weights", "top", "least", "most"):
             getattr(bigger, name)[:used] = getattr(self, name)
             setattr(self, name, getattr(bigger, name))
 
-    def clear(self, slot: int) -> None:
-        self.weights[slot] = 0.0
-        self.top[slot], self.least[slot], self.most[slot] = 1.0, np.inf, -np.inf
+    def clear(self, row: int) -> None:
+        self.weights[row] = 0.0
+        self.top[row], self.least[row], self.most[row] = 1.0, np.inf, -np.inf
 
-    def add(self, slots: npt.NDArray[np.intp], values: Floats, weights: Floats) -> None:
-        """Add one value per (distinct) slot with its weight per horizon; the range doubles until the value fits."""
-        outside = values > self.top[slots]
+    def add(self, rows: Indexes, values: Floats, weights: Floats) -> None:
+        """Add one value per (distinct) row with its weight per horizon; the range doubles until the value fits."""
+        outside = values > self.top[rows]
         while outside.any():
-            rows = slots[outside]
-            merged = self.weights[rows, :, 0::2] + self.weights[rows, :, 1::2]
-            self.weights[rows, :, : _BINS // 2] = merged
-            self.weights[rows, :, _BINS // 2 :] = 0.0
-            self.top[rows] *= 2.0
-            outside = values > self.top[slots]
-        bins = np.minimum((values / self.top[slots] * _BINS).astype(np.intp), _BINS - 1)
-        self.weights[slots[:, None], np.arange(len(HORIZONS_S))[None, :], bins[:, None]] += weights
-        self.least[slots] = np.minimum(self.least[slots], values)
-        self.most[slots] = np.maximum(self.most[slots], values)
+            narrow = rows[outside]
+            merged = self.weights[narrow, :, 0::2] + self.weights[narrow, :, 1::2]
+            self.weights[narrow, :, : _BINS // 2] = merged
+            self.weights[narrow, :, _BINS // 2 :] = 0.0
+            self.top[narrow] *= 2.0
+            outside = values > self.top[rows]
+        bins = np.minimum((values / self.top[rows] * _BINS).astype(np.intp), _BINS - 1)
+        self.weights[rows[:, None], _ALL_HORIZONS, bins[:, None]] += weights
+        self.least[rows] = np.minimum(self.least[rows], values)
+        self.most[rows] = np.maximum(self.most[rows], values)
 
-    def quantiles(self, slots: npt.NDArray[np.intp]) -> Floats:
-        """Return values of shape (slots, horizons, levels), linear inside a bin, never outside what was seen."""
-        cumulated = np.cumsum(self.weights[slots], axis=2, dtype=np.float64)
-        result: Floats = np.empty((len(slots), len(HORIZONS_S), len(LEVELS)))
-        for i, level in enumerate(LEVELS):
-            wanted = cumulated[:, :, -1:] * level
-            index = np.minimum((cumulated < wanted).sum(axis=2), _BINS - 1)[:, :, None]
-            upper = np.take_along_axis(cumulated, index, axis=2)
-            lower = np.where(index > 0, np.take_along_axis(cumulated, np.maximum(index - 1, 0), axis=2), 0.0)
-            inside = (wanted - lower) / np.maximum(upper - lower, 1e-300)
-            result[:, :, i] = ((index + np.clip(inside, 0.0, 1.0)) / _BINS)[:, :, 0]
-        result *= self.top[slots][:, None, None]
-        clipped = np.clip(result, self.least[slots][:, None, None], self.most[slots][:, None, None])
-        return np.maximum.accumulate(clipped, axis=2)
+    def quantiles(self, rows: Indexes) -> Floats:
+        """Return values of shape (rows, horizons, levels), linear inside a bin, never outside what was seen."""
+        sums = np.zeros((len(rows), len(HORIZONS_S), _BINS + 1))
+        np.cumsum(self.weights[rows], axis=2, out=sums[:, :, 1:])
+        wanted = sums[:, :, -1:] * _LEVELS
+        index = (sums[:, :, None, 1:-1] < wanted[:, :, :, None]).sum(axis=3)
+        lower = np.take_along_axis(sums, index, axis=2)
+        upper = np.take_along_axis(sums, index + 1, axis=2)
+        inside = np.minimum((wanted - lower) / np.maximum(upper - lower, 1e-300), 1.0)
+        values = (index + inside) * (self.top[rows] / _BINS)[:, None, None]
+        clipped: Floats = np.clip(values, self.least[rows][:, None, None], self.most[rows][:, None, None])
+        return clipped
 
 
 class EwQuantileForecaster:
@@ -135,8 +140,7 @@ class EwQuantileForecaster:
         self._windows = np.zeros(slots, dtype=np.int64)
         self._holds = np.zeros(slots, dtype=np.int64)
         self._peak: Floats = np.zeros(slots)
-        self._util = _Histograms(slots)
-        self._memory = _Histograms(slots)
+        self._histograms = _Histograms(2 * slots)  # row 2 · slot: utilisation, row 2 · slot + 1: memory
 
     def observe(self, signature: Signature) -> None:
         """Take in one window. Out-of-order, absurd or empty windows are ignored, never fatal."""
@@ -156,21 +160,21 @@ class EwQuantileForecaster:
         known = [
             (job_id, job.slot) for job_id in job_ids if (job := self._jobs.get(job_id)) and self._complete(job.slot)
         ]
-        if not known:
-            return {}
-        slots = np.array([slot for _, slot in known], dtype=np.intp)
-        utils = self._util.quantiles(slots).tolist()
-        memories = self._memory.quantiles(slots).tolist()
-        return {
-            job_id: Forecast(
-                job_id=job_id,
-                util=_by_horizon(utils[i]),
-                memory=_by_horizon(memories[i]),
-                peak_memory_bytes=self._expected_peak(slot),
-                windows=int(self._windows[slot]),
-            )
-            for i, (job_id, slot) in enumerate(known)
-        }
+        forecasts: dict[str, Forecast] = {}
+        for start in range(0, len(known), _CHUNK):
+            chunk = known[start : start + _CHUNK]
+            slots = np.array([slot for _, slot in chunk], dtype=np.intp)
+            rows = np.stack([2 * slots, 2 * slots + 1], axis=1).ravel()
+            values = self._histograms.quantiles(rows).tolist()
+            for i, (job_id, slot) in enumerate(chunk):
+                forecasts[job_id] = Forecast(
+                    job_id=job_id,
+                    util=_by_horizon(values[2 * i]),
+                    memory=_by_horizon(values[2 * i + 1]),
+                    peak_memory_bytes=self._expected_peak(slot),
+                    windows=int(self._windows[slot]),
+                )
+        return forecasts
 
     def forget(self, job_id: str) -> None:
         """Drop the state of a job that ended. Unknown ids are ignored."""
@@ -178,15 +182,16 @@ class EwQuantileForecaster:
         if job is None:
             return
         slot = job.slot
-        self._util.clear(slot)
-        self._memory.clear(slot)
+        self._histograms.clear(2 * slot)
+        self._histograms.clear(2 * slot + 1)
         self._scale[slot], self._time[slot] = 1.0, -np.inf
         self._windows[slot] = self._holds[slot] = 0
         self._peak[slot] = 0.0
         self._free.append(slot)
 
     def _complete(self, slot: int) -> bool:
-        return bool(np.isfinite(self._util.most[slot]) and np.isfinite(self._memory.most[slot]))
+        utilisation, memory = self._histograms.most[2 * slot : 2 * slot + 2]
+        return math.isfinite(utilisation) and math.isfinite(memory)
 
     def _expected_peak(self, slot: int) -> float:
         margin = PEAK_MARGIN_LEAST + (PEAK_MARGIN_FIRST - PEAK_MARGIN_LEAST) / math.sqrt(max(1, self._holds[slot]))
@@ -220,8 +225,7 @@ class EwQuantileForecaster:
 
     def _grow(self) -> None:
         used = len(self._time)
-        self._util.grow(2 * used)
-        self._memory.grow(2 * used)
+        self._histograms.grow(4 * used)
         self._scale = np.concatenate([self._scale, np.ones_like(self._scale)])
         self._time = np.concatenate([self._time, np.full(used, -np.inf)])
         self._windows = np.concatenate([self._windows, np.zeros_like(self._windows)])
@@ -236,27 +240,26 @@ class EwQuantileForecaster:
         self._windows[slots] += 1
         scale = self._scale[slots]
         seen = np.isfinite(util)
-        self._util.add(slots[seen], util[seen], scale[seen])
+        self._histograms.add(2 * slots[seen], util[seen], scale[seen])
         seen = np.isfinite(memory)
-        self._memory.add(slots[seen], memory[seen], scale[seen])
+        self._histograms.add(2 * slots[seen] + 1, memory[seen], scale[seen])
         slots, peak = slots[seen], peak[seen]
         grew = peak > self._peak[slots]
         self._holds[slots] = np.where(grew, 1, self._holds[slots] + 1)
         self._peak[slots] = np.maximum(self._peak[slots], peak)
 
-    def _age(self, slots: npt.NDArray[np.intp], start: Floats) -> None:
+    def _age(self, slots: Indexes, start: Floats) -> None:
         """Let time pass: a new window weighs more than all before it, which is cheaper than making those lighter."""
         elapsed = np.where(np.isfinite(self._time[slots]), start - self._time[slots], 0.0)
-        elapsed = np.clip(elapsed, 0.0, 3600.0)  # beyond, every earlier window is forgotten anyway
         self._time[slots] = start
-        self._scale[slots] *= np.exp(elapsed[:, None] * self._rates)
+        self._scale[slots] *= np.exp(np.clip(elapsed[:, None] * self._rates, 0.0, _FORGOTTEN))
         for horizon in range(len(HORIZONS_S)):
             heavy = slots[self._scale[slots, horizon] > _RESCALE_ABOVE]
             if heavy.size:
-                factor = 1.0 / self._scale[heavy, horizon]
-                for histograms in (self._util, self._memory):
-                    shrunk = histograms.weights[heavy, horizon] * factor[:, None]
-                    histograms.weights[heavy, horizon] = np.where(shrunk < 1e-30, 0.0, shrunk)
+                factor = 1.0 / self._scale[heavy, horizon, None]
+                for rows in (2 * heavy, 2 * heavy + 1):
+                    shrunk = self._histograms.weights[rows, horizon] * factor
+                    self._histograms.weights[rows, horizon] = np.where(shrunk < 1e-30, 0.0, shrunk)
                 self._scale[heavy, horizon] = 1.0
 
 
