@@ -93,7 +93,9 @@ class DeviceProcess:
         self._load_share()
         self._pin()
         self._limit_memory()
-        self._controls |= Controls.STEPS
+        if not self._controls & Controls.STEPS:
+            self._controls |= Controls.STEPS
+            self._throttle.restart()  # what led up to the first step, this included, was not training
         self._refresh_at = now + REFRESH_S
 
     def _use_share(self, index: int) -> None:
