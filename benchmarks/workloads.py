@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "resnet": ("image_classification.py", "--model", "resnet"),
     "text classification": ("text_classification.py",),
 }
-QUICK_S = 3.0  # of training per case with --quick
+QUICK_S = 2.5  # of training per case with --quick
 
 _PROGRESS = re.compile(r"step (\d+)/\d+  .*  ([\d.]+) steps/s")
 _DONE = re.compile(r"done: (\d+) steps, ([\d.]+) steps/s, loss ([\d.]+)")

@@ -1,6 +1,6 @@
 """Reinforcement learning: advantage actor-critic (A2C) learns to balance a pole on a cart.
 
-    python reinforcement_learning.py --batch 16 --steps 145
+    python reinforcement_learning.py --batch 16 --steps 165
 
 Here ``--batch`` is the number of environments that are played at once.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from training import Defaults, Metrics, Stateful, fill_defaults, make_parser, positive, prepare, train
 
-DEFAULTS = Defaults(steps=145, batch=16)
+DEFAULTS = Defaults(steps=165, batch=16)
 ROLLOUT = 16  # environment steps per training step
 DISCOUNT = 0.99
 GAE_DECAY = 0.95
@@ -135,7 +135,7 @@ class ReinforcementLearning:
 def main() -> int:
     """Train with the options of the command line."""
     parser = make_parser("Learn to balance a pole on a cart.", reads_storage=False)
-    parser.add_argument("--latency-ms", type=positive, default=4.0, help="of one environment step (default 4)")
+    parser.add_argument("--latency-ms", type=positive, default=3.5, help="of one environment step (default 3.5)")
     args = parser.parse_args()
     fill_defaults(args, DEFAULTS)
     prepare(args)
