@@ -29,12 +29,11 @@ _LEAST = 0.01  # a prediction of 0 would mean an infinite slowdown
 class UtilisationRule:
     """Predicts n from the members' solo utilisations u (see ``InterferencePredictor``).
 
-    ``mid``: while the demands add up to at most the GPU everybody gets what it wants, beyond that all are slowed down
-    alike: n_i = 1 / (max(1, U) · (1 + 0.12 · sum of the others' u)).
-
-    ``low`` and ``high`` also cover the fact that slowdown is not shared alike: where the device divides its time
-    fairly, a light job keeps what it wants and the heavy one pays. The band spans the rule above and such max-min fair
-    division, widened by the error of the rule on either side.
+    While the demands add up to at most the GPU, everybody gets what it wants. Beyond that there are two extremes: all
+    are slowed down alike, n = 1/max(1, U), or the device divides its time by max-min fairness, so that a light job
+    keeps what it wants and the heavy one pays. ``mid`` is the mean of the two (for equal jobs they are the same),
+    ``low`` and ``high`` span both, widened by the error of the rule on either side. All are divided by the price of
+    sharing, 1 + 0.12 · (sum of the others' u).
 
     More demand of a neighbour never predicts less slowdown. A job nothing is known of counts as one that wants the
     whole GPU. The GPU type plays no part yet.
@@ -59,10 +58,11 @@ class UtilisationRule:
 
 def _predict_one(util: float, others: float, part: float, reason: str) -> ThroughputPrediction:
     cost = 1.0 + SHARING_COST * others
-    mid = max(_LEAST, 1.0 / (max(1.0, util + others) * cost))
+    alike = 1.0 / (max(1.0, util + others) * cost)
     fair = (part / util if util > 0.0 else 1.0) / cost
-    low = max(_LEAST, min(mid, fair) - ERROR)
-    high = min(1.0, max(mid, fair) + ERROR)
+    mid = max(_LEAST, (alike + fair) / 2.0)
+    low = max(_LEAST, min(alike, fair) - ERROR)
+    high = min(1.0, max(alike, fair) + ERROR)
     return ThroughputPrediction(low=low, mid=mid, high=high, reason=reason)
 
 
