@@ -187,9 +187,16 @@ def _start_ray(settings: Settings) -> tuple[int, str]:
         *("start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"),
         *(f"--num-gpus={devices}", "--disable-usage-stats", "--dashboard-host=127.0.0.1"),
     ]
+    # Ray jobs inherit this environment: 'cotenant run' must be found even when no virtual environment is activated.
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
     address = f"127.0.0.1:{port}"
 

@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 
 import ray
-from cotenant.actors.launcher import Launched, Launcher, LaunchError, StaleCommand
 from ray.exceptions import GetTimeoutError, RayActorError, RuntimeEnvSetupError
 
 from cotenant.actors.claims import claim_gpus
 from cotenant.actors.devices.registry import create_backend
 from cotenant.actors.environment import resolve_environment
+from cotenant.actors.launcher import Launched, Launcher, LaunchError, StaleCommand
 from cotenant.actors.messages import HostReport, WindowBatch
 from cotenant.actors.nodes import live_nodes
 from cotenant.actors.profiler import Profiler

@@ -175,4 +175,3 @@ def _script_name() -> str:
     import __main__  # noqa: PLC0415 - only its file name is wanted
 
     return Path(getattr(__main__, "__file__", None) or "lease").stem
-

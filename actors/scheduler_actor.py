@@ -96,11 +96,14 @@ class Scheduler:
                     self._clients[spec.job_id] = now
             return [self._view(spec.job_id) for spec in specs]
 
-    def stop(self, job_id: str, reason: str) -> JobView:
-        """Ask for the end of a job."""
-        self._known(job_id)
-        self._commit([StopRequested(job_id, reason)])
-        return self.job(job_id)
+    def stop(self, job_ids: list[str], reason: str) -> list[JobView]:
+        """Ask for the end of jobs, all in one transaction; none is stopped when one of them is not known."""
+        with self._lock:
+            for job_id in job_ids:
+                self._known(job_id)
+        self._commit([StopRequested(job_id, reason) for job_id in job_ids])
+        with self._lock:
+            return [self._view(job_id) for job_id in job_ids]
 
     def renew(self, job_ids: list[str]) -> None:
         """The clients of these attached jobs are alive."""
@@ -202,7 +205,7 @@ class Scheduler:
     def shut_down(self) -> int:
         """Stop every job, then the background threads; returns how many jobs were still active."""
         with self._lock:
-            active = [job.job_id for job in queries.jobs(self._core.state, active_only=True, limit=None, controls={})]
+            active = [job.job_id for job in queries.jobs(self._core.state, active_only=True, limit=None)]
         if active:
             self._commit([StopRequested(job_id, "cotenant down") for job_id in active])
         return len(active)
@@ -300,4 +303,3 @@ class Scheduler:
         events: list[Event] = [ClientLost(job_id) for job_id in gone if job_id in active]
         if events:
             self._commit(events)
-

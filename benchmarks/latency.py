@@ -1,7 +1,7 @@
-"""From submit to the first line of the job's output, on a local Ray cluster: warm, and with a host agent that was just killed.
+"""From submit to the first line of a job's output, warm and with a host agent that was just killed.
 
-``warm`` is the steady state: the host agent runs and launches the job itself, no actor has to start. ``cold`` kills the host
-agent (SIGKILL) right before submitting, so the time includes Ray restarting it and the agent finding its devices again.
+``warm`` is the steady state: the host agent runs and launches the job itself, no actor has to start. ``cold`` kills
+the host agent (SIGKILL) right before submitting, so the time includes Ray restarting it and the agent looking around.
 The clock starts before ``Client.submit`` and stops in the job, in its first statement (both read the same machine's
 clock); the client's own connection to Ray is already open.
 """
@@ -29,20 +29,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(COTENANT_HOME=f"{folder}/home", COTENANT_RUN_DIR=f"{folder}/run", RAY_AUTH_MODE="disabled")
         warm, cold = measure(*((QUICK_WARM, QUICK_COLD) if arguments.quick else (WARM, COLD)))
-    rows = []
-    for case, seconds in (("warm", warm), ("cold, agent just killed", cold)):
-        for percent in (50, 99):
-            rows.append(
-                Row(
-                    case=f"{case}, n={len(seconds)}",
-                    method="cotenant",
-                    metric=f"submit to first output line, p{percent}",
-                    value=float(np.percentile(seconds, percent)),
-                    unit="s",
-                    spread=float(np.std(seconds)),
-                    goal="< 1" if case == "warm" and percent == 50 else None,
-                )
-            )
+    rows = [
+        Row(
+            case=f"{case}, n={len(seconds)}",
+            method="cotenant",
+            metric=f"submit to first output line, p{percent}",
+            value=float(np.percentile(seconds, percent)),
+            unit="s",
+            spread=float(np.std(seconds)),
+            goal="< 1" if case == "warm" and percent == 50 else None,
+        )
+        for case, seconds in (("warm", warm), ("cold, agent just killed", cold))
+        for percent in (50, 99)
+    ]
     write_report("latency", rows, arguments.json)
 
 

@@ -14,6 +14,7 @@ from cotenant.scheduler import transport
 from cotenant.scheduler.core.model import Hints, JobSpec
 from cotenant.scheduler.errors import JobNotFound
 from cotenant.scheduler.fingerprint import fingerprint
+from cotenant.scheduler.hints import check_job_id
 from cotenant.scheduler.views import (
     Explanation,
     GpuView,
@@ -87,7 +88,7 @@ class Client:
         """Describe a job as it would be submitted from this process."""
         if kind == "command" and (not command or not command[0].strip()):
             raise ValueError("command: it is empty; give the program to run and its arguments")
-        job_id = job_id or new_job_id()
+        job_id = check_job_id(job_id) if job_id is not None else new_job_id()
         here, runtime_env = self._link.origin()
         return JobSpec(
             job_id=job_id,
@@ -107,7 +108,15 @@ class Client:
 
     def stop(self, job_id: str, reason: str = "stopped by user") -> JobView:
         """Ask for the end of a job: SIGTERM, then SIGKILL after the grace period. Ended jobs stay as they are."""
-        answer: JobView = self._call("stop", job_id, reason)
+        return self.stop_many([job_id], reason)[0]
+
+    def stop_many(self, job_ids: Sequence[str], reason: str = "stopped by user") -> list[JobView]:
+        """Ask for the end of jobs, all in one transaction.
+
+        Raises:
+            JobNotFound: One of them is not known; then none is stopped.
+        """
+        answer: list[JobView] = self._call("stop", list(job_ids), reason)
         return answer
 
     def job(self, job_id: str) -> JobView:
@@ -143,7 +152,7 @@ class Client:
         self._call("renew", [job_id])
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> JobView:
-        """Wait until a job has ended and return it. Renews attached jobs.
+        """Wait until a job has ended and return it.
 
         Raises:
             TimeoutError: It has not ended within ``timeout_s``.
@@ -152,7 +161,6 @@ class Client:
         while not (view := self.job(job_id)).state.terminal:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"job {job_id} is still {view.state} after {timeout_s:g} s")
-            self.renew(job_id)
             time.sleep(POLL_S)
         return view
 
@@ -171,8 +179,13 @@ class Client:
         data, next_offset, end = self._link.read_output(host_id, job_id, epoch, offset, limit)
         return LogChunk(data=data, next_offset=next_offset, eof=view.state.terminal and end)
 
-    def stream_logs(self, job_id: str) -> Iterator[bytes]:
-        """Yield a job's output as it comes, until the job has ended. Renews attached jobs."""
+    def stream_logs(self, job_id: str, *, renew: bool = False) -> Iterator[bytes]:
+        """Yield a job's output as it comes, until the job has ended.
+
+        Args:
+            job_id: The job.
+            renew: This process is the client of an attached job; reading its output shows that it is alive.
+        """
         offset, epoch = 0, None
         while True:
             places = self._call("location", job_id)
@@ -184,7 +197,8 @@ class Client:
             offset = chunk.next_offset
             if chunk.eof:
                 return
-            self.renew(job_id)
+            if renew:
+                self.renew(job_id)
             if not chunk.data:
                 time.sleep(POLL_S)
 

@@ -172,7 +172,7 @@ class FakeClient:
         end = offset + len(data)
         return LogChunk(data=data, next_offset=end, eof=ended and end >= len(everything))
 
-    def stream_logs(self, job_id: str) -> Iterator[bytes]:
+    def stream_logs(self, job_id: str, *, renew: bool = False) -> Iterator[bytes]:
         self.job(job_id)
         *first, last = self.output
         yield from first

@@ -78,7 +78,7 @@ def _copy(client: Client, job_id: str, inbox: SignalInbox, out: BinaryIO) -> Non
     """Copy until the job has ended. A reader that is gone counts as SIGPIPE; the copying goes on to see the end."""
     broken = False
     try:
-        for data in client.stream_logs(job_id):
+        for data in client.stream_logs(job_id, renew=True):
             if broken:
                 continue
             try:

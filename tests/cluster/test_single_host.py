@@ -47,7 +47,7 @@ def test_gpus_are_claimed_in_rays_own_accounting(single):
 )
 def test_output_and_exit_code_pass_through(single, script, state, exit_code):
     view = single.finish(single.run(script))
-    assert (view.state, view.exit_code) == (state, exit_code)
+    assert (view.state, view.exit_code) == (state, exit_code), view
     assert single.output(view).startswith("hello\n")
 
 

@@ -336,7 +336,7 @@ class Broken:
 
 
 def test_a_failure_while_streaming_is_the_commands_failure(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(job_id: str) -> None:
+    def fail(job_id: str, *, renew: bool) -> None:
         raise NotConnected("the cluster is gone")
 
     monkeypatch.setattr(client, "stream_logs", fail)
