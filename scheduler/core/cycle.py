@@ -23,7 +23,7 @@ from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn
 from cotenant.scheduler.core.waiting import fits_idle, held_for, idle_gpus
 
-_Ask = tuple[Hints, int | None, DemandProfile]
+_Ask = tuple[Hints, int | None, DemandProfile, str | None]
 
 
 @dataclass(slots=True)
@@ -86,11 +86,11 @@ def propose(
     refusals: dict[_Ask, NoFit] = {}
     plan = Plan()
     for job in queue:
-        ask = (job.spec.hints, job.memory_hint_corrected, state.profile_of(job))
+        ask = (job.spec.hints, job.memory_hint_corrected, state.profile_of(job), job.spec.pinned_host)
         refusal = refusals.get(ask)
         if refusal is None:
             request = state.request_of(job)
-            answer = policy.place(request, views, predictor, settings, waiting_gpus)
+            answer = policy.place(request, on_allowed_host(job, views), predictor, settings, waiting_gpus)
             if isinstance(answer, Placement):
                 statement.place(request, answer)
                 views = _without(statement.view(), plan.held)
@@ -100,10 +100,18 @@ def propose(
             refusal = refusals[ask] = answer
         plan.refused[job.spec.job_id] = refusal
         if not plan.held and not refusal.never:
-            plan.held = held_for(job, state.request_of(job), views, settings.memory_margin, snapshot.now)
+            plan.held = held_for(
+                job, state.request_of(job), on_allowed_host(job, views), settings.memory_margin, snapshot.now
+            )
             views = _without(views, plan.held)
     plan.gpus = statement.view()
     return plan
+
+
+def on_allowed_host(job: Job, views: Sequence[GpuView]) -> Sequence[GpuView]:
+    """Return the GPUs of the hosts on which the job may run."""
+    pinned = job.spec.pinned_host
+    return views if pinned is None else [view for view in views if view.host_id == pinned]
 
 
 def _without(views: Sequence[GpuView], held: Mapping[str, str]) -> Sequence[GpuView]:
@@ -155,6 +163,6 @@ def _count_overlooked(state: State, queue: Sequence[Job], plan: Plan) -> None:
     counts: dict[str, int] = {}
     for job in queue if idle else ():
         job_id = job.spec.job_id
-        if job_id in state.queued and fits_idle(state.request_of(job), idle, margin):
+        if job_id in state.queued and fits_idle(state.request_of(job), on_allowed_host(job, idle), margin):
             counts[job_id] = state.overlooked.get(job_id, 0) + 1
     state.overlooked = counts

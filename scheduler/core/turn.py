@@ -19,7 +19,6 @@ from cotenant.scheduler.core.transitions import advance
 
 BACKOFF_S = 1.0  # before the second try; doubles with every failure
 MAX_BACKOFF_S = 300.0
-RESIZABLE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDED})
 
 
 class Turn:
@@ -158,7 +157,7 @@ class Turn:
         growing: list[ResizeShares] = []
         for job_id, (before, reason) in self._resized.items():
             job = self.state.jobs.get(job_id)
-            if job is None or job.lease is None or job.state not in RESIZABLE or job_id in self._granted:
+            if job is None or job.lease is None or job_id in self._granted:
                 continue
             grows = any(
                 new.compute > old.compute or new.memory_bytes > old.memory_bytes

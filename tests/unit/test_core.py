@@ -468,9 +468,9 @@ def test_only_the_newest_ended_jobs_are_kept(monkeypatch: pytest.MonkeyPatch) ->
 def test_ten_thousand_jobs_at_once() -> None:
     driver = Driver(host(gpus=2))
     batch = [JobSubmitted(half(f"j{number}", gpu_memory=GIB + number)) for number in range(10_000)]
-    begun = time.perf_counter()
+    begun = time.process_time()
     commands = driver.core.handle(batch, driver.now)
-    assert time.perf_counter() - begun < 2.0
+    assert time.process_time() - begun < 2.0
     assert len([c for c in commands if isinstance(c, StartJob)]) >= 2
     assert len(driver.core.state.jobs) == 10_000
 

@@ -125,6 +125,28 @@ class TestAsking:
                 check(core.state)
 
 
+class TestPinned:
+    """Jobs that may run on one host only."""
+
+    def test_it_goes_nowhere_else(self) -> None:
+        driver = Driver(host("h1"), host("h2"))
+        driver.submit(replace(half("a"), pinned_host="h2"), replace(half("b"), pinned_host="h2"))
+        assert {driver.job("a").hosts, driver.job("b").hosts} == {("h2",)}
+
+    def test_it_waits_for_its_host(self) -> None:
+        driver = Driver(host("h1"))
+        driver.submit(replace(half("a"), pinned_host="h2"))
+        driver.do(HostJoined(host("h1")))
+        assert driver.state("a") == "QUEUED"
+        driver.do(HostJoined(host("h2")))
+        assert driver.state("a") == "STARTING"
+
+    def test_it_fails_when_its_host_could_never_take_it(self) -> None:
+        driver = Driver(host("h1"), host("h2", memory=GIB))
+        driver.submit(replace(half("a"), pinned_host="h2"))
+        assert driver.job("a").not_placeable
+
+
 class TestReservation:
     """A large job is not passed by small ones for ever."""
 
