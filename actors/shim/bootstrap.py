@@ -1,5 +1,6 @@
-"""Puts the shim into a Python process: decides what the process is and waits for torch.
+"""What every Python of a job does at its start: as little as possible, until it imports torch.
 
+Jobs start many short-lived Pythons, so this module imports almost nothing; the rest of the shim comes with torch.
 Nothing here may change what the job computes, and no failure may stop it: a process whose environment does not fit runs
 as if there were no shim, and says so in one line.
 """
@@ -8,16 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
 
-from .memory import lift
-from .process import Config, DeviceProcess, read_config
-from .reportfile import start_ticks
-from .shareword import ShareWordError
+TYPE_CHECKING = False  # importing typing would cost more than all of this module
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 TRIGGER = "torch.optim.optimizer"
 ATTACH_PREFIX = "attach-"
@@ -27,97 +25,51 @@ _WARNED = "COTENANT_SHIM_WARNED"
 _HELPER_MARKS = ("--multiprocessing-fork", "from multiprocessing.")
 
 
-class _State:
-    """What this process is to the job, if anything."""
-
-    config: Config | None = None
-    process: DeviceProcess | None = None
-    pin_early = False
-    watched = False
-
-
-class Attachment:
-    """A process' stay under a share."""
-
-    def __init__(self, marker: str) -> None:
-        self._marker = marker
-
-    def detach(self) -> None:
-        """Leave the share: no more throttling, limits or pinning. Idempotent."""
-        if not os.path.exists(self._marker) and _State.config is None:
-            return
-        process, _State.process, _State.config = _State.process, None, None
-        if process is not None:
-            process.release()
-        if os.path.exists(self._marker):
-            os.unlink(self._marker)
-
-
-def attach(environ: Mapping[str, str]) -> Attachment:
-    """Put this process under a share from now on.
-
-    Args:
-        environ: The environment the host agent gives for the lease.
-
-    Raises:
-        RuntimeError: The process is under a share already.
-        KeyError: A variable is missing.
-        ValueError: A variable or the share word is not as expected.
-        OSError: The job directory cannot be used from here.
-    """
-    if _State.config is not None:
-        raise RuntimeError(f"this process is already under a share ({_State.config.job_dir}); detach it first")
-    config = read_config(environ)
-    marker = _mark(config.job_dir, JOINED)
-    _State.config, _State.pin_early = config, True
-    _watch()
-    return Attachment(marker)
-
-
 def install() -> None:
-    """Read the environment and prepare this process. Called once, before any of the user's code runs."""
+    """Prepare this process. Called once, before any of the user's code runs."""
+    helper = _is_multiprocessing_helper()
     try:
-        config = read_config(os.environ)
-        helper = _is_multiprocessing_helper()
         if helper:
-            os.sched_setaffinity(0, config.host_cores)
+            from .memory import lift  # noqa: PLC0415
+
+            os.sched_setaffinity(0, parse_cores(os.environ["COTENANT_HOST_CORES"]))
             lift()
         elif os.environ.pop("COTENANT_ATTACH", "") == "1":
-            _mark(config.job_dir, STARTED)
+            mark(os.environ["COTENANT_JOB_DIR"], STARTED)
     except (KeyError, OSError, ValueError) as error:
-        _warn(error)
-        return
-    # A helper that turns out to train (torch.multiprocessing.spawn) goes onto the device at its first step.
-    _State.config, _State.pin_early = config, not helper
-    _watch()
+        warn(error)
+
+    def begin(module: Any) -> None:
+        try:
+            from .attachment import begin  # noqa: PLC0415
+
+            # A helper that turns out to train (torch.multiprocessing.spawn) goes onto the device at its first step.
+            begin(module, pin_early=not helper)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the shim, torch must be imported
+            warn(error)
+
+    when_imported(begin)
 
 
-def _warn(error: Exception) -> None:
-    """Say once per job that a process runs uncontrolled, and why."""
-    if os.environ.get(_WARNED) or sys.stderr is None:
-        return
-    os.environ[_WARNED] = "1"
-    what = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
-    sys.stderr.write(f"cotenant: this process runs without its share being enforced: {what}\n")
-
-
-def _watch() -> None:
-    """Act when torch's optimizers are there, now or later."""
-    if _State.watched:
-        _early()
-    elif TRIGGER in sys.modules:
-        _on_torch(sys.modules[TRIGGER])
+def when_imported(action: Callable[[Any], None]) -> None:
+    """Call ``action`` with the module of torch's optimizers when it is there, now or later."""
+    if TRIGGER in sys.modules:
+        action(sys.modules[TRIGGER])
     else:
-        _State.watched = True
-        sys.meta_path.insert(0, _TorchWatcher())
+        # A finder is whatever has this method; the base class would drag in half of importlib.
+        sys.meta_path.insert(0, _TorchWatcher(action))
 
 
-class _TorchWatcher(MetaPathFinder):
+class _TorchWatcher:
     """Lets the import of torch's optimizers happen as ever and acts when it is done."""
+
+    def __init__(self, action: Callable[[Any], None]) -> None:
+        self._action = action
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """See ``importlib.abc.MetaPathFinder``."""
         if fullname != TRIGGER:
             return None
         for finder in sys.meta_path:
@@ -129,7 +81,7 @@ class _TorchWatcher(MetaPathFinder):
         return None
 
     def _follow(self, loader: Any) -> None:
-        """Make this one loader object call ``_on_torch`` when it has executed the module."""
+        """Make this one loader object act when it has executed the module."""
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -137,66 +89,36 @@ class _TorchWatcher(MetaPathFinder):
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _on_torch(module)
+                self._action(module)
 
         loader.exec_module = exec_module
 
 
-def _on_torch(module: Any) -> None:
-    _State.watched = True
-    module.register_optimizer_step_post_hook(_after_step)
-    os.register_at_fork(after_in_child=_after_fork)
-    _early()
-
-
-def _early() -> None:
-    """Onto the device as soon as torch is imported: a program that never steps is at least held to its cores."""
-    if _State.pin_early and TRIGGER in sys.modules:
-        _become_device_process()
-
-
-def _become_device_process() -> DeviceProcess | None:
-    if _State.config is None:
-        return None
-    try:
-        _State.process = DeviceProcess(_State.config)
-    except (OSError, ShareWordError) as error:
-        _State.config = None
-        _warn(error)
-    return _State.process
-
-
-def _after_step(optimizer: object, _args: object, _kwargs: object) -> None:
-    process = _State.process or _become_device_process()
-    if process is not None:
-        process.on_step(optimizer)
-
-
-def _after_fork() -> None:
-    """In a forked child: it is a process of its own, and when multiprocessing made it, a helper off the device."""
-    inherited, _State.process = _State.process, None
-    if inherited is None or not _forked_by_multiprocessing():
+def warn(error: Exception) -> None:
+    """Say once per job that a process runs uncontrolled, and why."""
+    if os.environ.get(_WARNED) or sys.stderr is None:
         return
-    try:
-        inherited.release()
-    except (OSError, ValueError) as error:
-        _warn(error)
+    os.environ[_WARNED] = "1"
+    what = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
+    sys.stderr.write(f"cotenant: this process runs without its share being enforced: {what}\n")
 
 
-def _forked_by_multiprocessing() -> bool:
-    frame = sys._getframe(2)  # the caller of os.fork: this function <- _after_fork <- caller
-    return str(frame.f_globals.get("__name__", "")).startswith("multiprocessing.")
+def mark(job_dir: str, kind: str) -> str:
+    """Leave a marker by which the host agent finds a process that it did not start; returns its path."""
+    from .reportfile import start_ticks  # noqa: PLC0415
 
-
-def _is_multiprocessing_helper() -> bool:
-    """True in processes that multiprocessing starts afresh: spawned children, the fork server, the resource tracker."""
-    return any(mark in argument for argument in sys.orig_argv[1:] for mark in _HELPER_MARKS)
-
-
-def _mark(job_dir: str, kind: str) -> str:
-    """Leave a marker by which the host agent finds a process that it did not start."""
     path = f"{job_dir}/{ATTACH_PREFIX}{os.getpid()}"
     with open(f"{path}.new", "w", encoding="ascii") as file:
         file.write(f"{start_ticks('self')} {kind}")
     os.replace(f"{path}.new", path)
     return path
+
+
+def parse_cores(text: str) -> frozenset[int]:
+    """Read a comma list of CPU cores; ValueError when it is none."""
+    return frozenset(int(core) for core in text.split(","))
+
+
+def _is_multiprocessing_helper() -> bool:
+    """True in processes that multiprocessing starts afresh: spawned children, the fork server, the resource tracker."""
+    return any(sign in argument for argument in sys.orig_argv[1:] for sign in _HELPER_MARKS)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from .bootstrap import parse_cores
 from .memory import MemoryLimit, lift
 from .reportfile import Controls, ReportWriter, is_alive, read_reports
 from .shareword import ShareReader, count_shares
@@ -183,13 +184,9 @@ def read_config(environ: Mapping[str, str]) -> Config:
     if environ["COTENANT_DEVICE"] != "cpu":
         raise ValueError(f"COTENANT_DEVICE: {environ['COTENANT_DEVICE']!r} is not accepted; give 'cpu'")
     job_dir = environ["COTENANT_JOB_DIR"]
-    cores = tuple(_cores(part) for part in environ["COTENANT_CORES"].split(";"))
+    cores = tuple(parse_cores(part) for part in environ["COTENANT_CORES"].split(";"))
     shares = count_shares(f"{job_dir}/share")
     if len(cores) != shares:
         raise ValueError(f"COTENANT_CORES: names {len(cores)} devices, the share word has {shares} shares")
     index = int(environ.get("COTENANT_SHARE_INDEX", "0"))
-    return Config(job_dir, cores, _cores(environ["COTENANT_HOST_CORES"]), index)
-
-
-def _cores(text: str) -> frozenset[int]:
-    return frozenset(int(core) for core in text.split(","))
+    return Config(job_dir, cores, parse_cores(environ["COTENANT_HOST_CORES"]), index)

@@ -17,6 +17,7 @@ from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
 from cotenant.actors.enforcement.cpu import NO_STEP, NOTHING_SEEN, CpuEnforcement
 from cotenant.actors.launchspec import job_variables
+from cotenant.actors.shim.throttle import CREDIT_S
 from cotenant.placement.types import Share
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -169,10 +170,10 @@ def test_a_training_process_is_held_resized_and_reported(training):
     assert "compute is held to the share" in job.guaranteed
     assert "memory share" in job.guaranteed
 
-    assert utilisation(process.pid, 1.0) < 0.56
+    # On a busy machine it may have saved up credit; benchmarks/shares.py measures how exact the cap is.
+    assert utilisation(process.pid, 1.5) < 0.5 + CREDIT_S / 1.5 + 0.03
     job.apply(0.2, revision=1)
-    time.sleep(0.3)  # the credit of the larger share
-    assert utilisation(process.pid, 1.0) < 0.26
+    assert utilisation(process.pid, 1.5) < 0.2 + CREDIT_S / 1.5 + 0.03
     held = job.backend.report(job.dir, time.monotonic())
     assert held.throttled_s > 0.5
     assert held.last_step_age_s < 1.0

@@ -169,6 +169,10 @@ def test_a_broken_environment_costs_one_line_and_no_more(job, env, says):
     assert says in err
 
 
+def test_a_program_without_torch_does_not_even_notice_a_broken_environment(job):
+    assert job.run("print('done')", COTENANT_JOB_DIR="/no/such/directory") == "done"
+
+
 def test_a_broken_share_word_costs_one_line(job):
     (job.dir / "share").write_bytes(b"nonsense")
     process = job.start(STEPS)

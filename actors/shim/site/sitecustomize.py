@@ -6,35 +6,32 @@ one, is executed in this one's place.
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import os
 import sys
+from importlib.machinery import PathFinder
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _start_shim() -> None:
     """Load the shim by path: the job's interpreter need not know the package it belongs to."""
-    folder = os.path.dirname(_HERE)
-    spec = importlib.util.spec_from_file_location(
-        "_cotenant_shim", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
-    )
-    if spec is None or spec.loader is None:
-        return
-    package = importlib.util.module_from_spec(spec)
+    package = type(sys)("_cotenant_shim")
+    package.__path__ = [os.path.dirname(_HERE)]
     sys.modules["_cotenant_shim"] = package
-    spec.loader.exec_module(package)
-    importlib.import_module("_cotenant_shim.bootstrap").install()
+    from _cotenant_shim.bootstrap import install  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    install()
 
 
 def _chain() -> None:
     """Execute the next ``sitecustomize`` on the path, under its own name."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
         return
-    module = importlib.util.module_from_spec(spec)
+    from importlib.util import module_from_spec  # noqa: PLC0415 - only where there is something to chain to
+
+    module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)
 
