@@ -172,20 +172,18 @@ def test_a_training_process_is_held_resized_and_reported(training):
 
     # On a busy machine it may have saved up credit; benchmarks/shares.py measures how exact the cap is.
     assert utilisation(process.pid, 1.5) < 0.5 + CREDIT_S / 1.5 + 0.03
-    job.apply(0.2, revision=1)
-    assert utilisation(process.pid, 1.5) < 0.2 + CREDIT_S / 1.5 + 0.03
+    job.apply(0.05, revision=1)
+    assert utilisation(process.pid, 1.5) < 0.05 + CREDIT_S / 1.5 + 0.03
+    wait_until(lambda: job.backend.report(job.dir, time.monotonic()).throttled_s > 0.2, 20, "it is held back")
     held = job.backend.report(job.dir, time.monotonic())
-    assert held.throttled_s > 0.5
-    assert held.last_step_age_s < 1.0
+    assert held.last_step_age_s < 10.0
     assert held.processes == 1
 
     job.apply(1.0, revision=2)
     time.sleep(0.3)
     free = job.backend.report(job.dir, time.monotonic())
-    time.sleep(0.5)
-    later = job.backend.report(job.dir, time.monotonic())
-    assert later.throttled_s == free.throttled_s
-    assert later.steps > free.steps
+    wait_until(lambda: job.backend.report(job.dir, time.monotonic()).steps > free.steps + 20, 20, "it steps freely")
+    assert job.backend.report(job.dir, time.monotonic()).throttled_s == free.throttled_s
 
 
 def test_memory_beyond_the_share_is_refused_in_the_job_that_asks(job):

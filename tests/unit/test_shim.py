@@ -417,13 +417,13 @@ while time.monotonic() < end:
 
 
 def test_a_real_process_is_held_to_its_share_and_says_so(new_job):
-    job = new_job(compute=0.25)
+    job = new_job(compute=0.1)
     out = job.run(
         "started = time.monotonic(), time.process_time()\n"
         + BURN.format(seconds=1.5)
         + "print((time.process_time() - started[1]) / (time.monotonic() - started[0]))"
     )
-    assert float(out) < 0.30  # on a busy machine it gets less; benchmarks/shares.py measures how exact the cap is
+    assert float(out) < 0.1 + CREDIT_S / 1.5 + 0.03  # a busy machine lets it save up credit
     report = job.reports()[0]
     assert 0.0 < report.throttled_s < 1.5
     assert Controls.COMPUTE in Controls(report.controls)
@@ -435,7 +435,7 @@ def test_two_processes_on_one_share_divide_it(new_job):
     code += "print((time.process_time() - started[1]) / (time.monotonic() - started[0]))"
     both = [job.start(code) for _ in range(2)]
     used = [float(process.communicate(timeout=30)[0]) for process in both]
-    assert sum(used) < 0.65, used
+    assert sum(used) < 0.5 + 2 * CREDIT_S / 3.0 + 0.05, used
 
 
 def test_a_grown_share_wakes_a_process_that_is_held(new_job):
