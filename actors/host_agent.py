@@ -21,10 +21,11 @@ from cotenant.actors.environment import resolve_environment
 from cotenant.actors.launcher import Launched, Launcher, LaunchError, StaleCommand
 from cotenant.actors.messages import HostReport, WindowBatch
 from cotenant.actors.nodes import live_nodes
+from cotenant.actors.overruns import OverrunWatch
 from cotenant.actors.profiler import Profiler
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
-from cotenant.scheduler.core.events import Event, JobExited, JobStarted, StartFailed
+from cotenant.scheduler.core.events import Event, JobExited, JobStarted, MemoryOverrun, StartFailed
 from cotenant.scheduler.core.model import Gpu, Host
 from cotenant.scheduler.core.reconcile import InventoryItem
 from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, run_dir
@@ -52,6 +53,7 @@ class HostAgent:
         self._claim_gpus(CLAIM_TIMEOUT_S)
         self._launcher = Launcher(run_dir(session, host_id), self._gpus)
         self._profiler = Profiler(self._backend, self.settings.profiler)
+        self._overruns = OverrunWatch()
         self._joined_at = time.time()
         self._lock = threading.RLock()
         self._held: dict[str, Launched] = {}  # jobs whose exit has not been told yet
@@ -210,6 +212,9 @@ class HostAgent:
         reports = {job_id: report for job_id in held if (report := self._launcher.report(job_id)) is not None}
         shares = {job_id: self._launcher.shares(job_id) for job_id in held}
         signatures = self._profiler.collect(reports, shares)
+        for job_id, used_bytes in self._overruns.observe(signatures, shares).items():
+            if job_id in held:
+                self._tell(MemoryOverrun(job_id, held[job_id].epoch, self._host_id, used_bytes))
         self._controls = {job_id: self._launcher.guarantees(job_id) for job_id in held}
         batch = WindowBatch(
             host_id=self._host_id,

@@ -42,23 +42,22 @@ class Prm:
 
     def observe(self, batch: WindowBatch) -> None:
         """Take in one host's windows and send the scheduler the forecasts they lead to."""
-        measurements = []
+        self._forecaster.observe_batch(batch.signatures)
         for signature in batch.signatures:
-            fingerprint = batch.fingerprints[signature.job_id]
-            self._forecaster.observe(signature)
-            self._book.observe(signature, fingerprint)
+            self._book.observe(signature, batch.fingerprints[signature.job_id])
             self._jobs.setdefault(signature.job_id, deque(maxlen=KEEP_WINDOWS)).append(signature)
-            forecast = self._forecaster.forecast(signature.job_id)
-            if forecast is not None:
-                measurements.append(
-                    JobMeasurement(
-                        job_id=signature.job_id,
-                        fingerprint=fingerprint,
-                        signature=signature,
-                        forecast=forecast,
-                        profile=self._book.profile(signature.job_id, fingerprint),
-                    )
-                )
+        forecasts = self._forecaster.forecast_batch(list(dict.fromkeys(s.job_id for s in batch.signatures)))
+        measurements = [
+            JobMeasurement(
+                job_id=signature.job_id,
+                fingerprint=batch.fingerprints[signature.job_id],
+                signature=signature,
+                forecast=forecasts[signature.job_id],
+                profile=self._book.profile(signature.job_id, batch.fingerprints[signature.job_id]),
+            )
+            for signature in batch.signatures
+            if signature.job_id in forecasts
+        ]
         for device in batch.devices:
             readings = self._devices.setdefault(device.gpu_id, deque(maxlen=KEEP_WINDOWS))
             readings.append((batch.at, device.util, device.memory_bytes))
@@ -105,7 +104,14 @@ class Prm:
     def _load(self) -> ProfileBook:
         if not self._path.exists():
             return ProfileBook()
-        return ProfileBook.from_json(self._path.read_text(encoding="utf-8"))
+        try:
+            return ProfileBook.from_json(self._path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            # What was learnt can be learnt again; keep the file for whoever wants to know what happened to it.
+            kept = self._path.with_suffix(".unreadable")
+            self._path.replace(kept)
+            print(f"cotenant prm: {self._path} cannot be read ({error}); kept as {kept}", flush=True)  # noqa: T201
+            return ProfileBook()
 
     def _save(self) -> None:
         temporary = self._path.with_suffix(".tmp")

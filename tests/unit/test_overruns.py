@@ -1,0 +1,66 @@
+"""When the host agent tells that a job uses more memory than its share."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotenant.actors.overruns import PATIENCE_WINDOWS, OverrunWatch
+from cotenant.forecasting.types import Signature
+from cotenant.placement.types import Share
+
+MIB = 1 << 20
+SHARES = {"job": (Share("gpu", 100 * MIB, 0.5),)}
+
+
+def window(memory_bytes: float | None, gpu_id: str = "gpu") -> list[Signature]:
+    return [
+        Signature(
+            job_id="job",
+            gpu_id=gpu_id,
+            start_s=0.0,
+            window_s=1.0,
+            samples=10,
+            util_mean=0.5,
+            util_peak=0.6,
+            memory_bytes=memory_bytes,
+            memory_peak_bytes=memory_bytes,
+            step_rate=1.0,
+            throttled_fraction=0.0,
+            host_cores=0.0,
+            neighbours=0,
+            compute_share=0.5,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "told_in_windows"),
+    [
+        ([150, 150, 150], [2]),
+        ([150, 150, 90, 150, 150], []),  # not in a row
+        ([150, None, 150, None, 150], [4]),  # a missing reading neither counts nor clears
+        ([115, 115, 115, 115], []),  # within the tolerance
+        ([150] * 7, [2, 5]),  # told again only after patience
+    ],
+)
+def test_told_after_patience(memory_mib, told_in_windows):
+    watch = OverrunWatch()
+    told = []
+    for i, mib in enumerate(memory_mib):
+        if watch.observe(window(None if mib is None else mib * MIB), SHARES):
+            told.append(i)
+    assert told == told_in_windows
+
+
+def test_an_ended_job_leaves_no_count_behind():
+    watch = OverrunWatch()
+    for _ in range(PATIENCE_WINDOWS - 1):
+        watch.observe(window(150 * MIB), SHARES)
+    watch.observe([], {})
+    assert watch.observe(window(150 * MIB), SHARES) == {}
+
+
+def test_a_job_without_a_share_here_is_not_judged():
+    watch = OverrunWatch()
+    for _ in range(PATIENCE_WINDOWS):
+        assert watch.observe(window(150 * MIB, gpu_id="other"), SHARES) == {}
