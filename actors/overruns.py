@@ -21,7 +21,7 @@ class OverrunWatch:
     def observe(self, signatures: Sequence[Signature], shares: Mapping[str, Sequence[Share]]) -> dict[str, int]:
         """Take in one window of every job; return the bytes used by each job that has overrun its share.
 
-        A job is named again only after ``PATIENCE_WINDOWS`` further windows above its share, so that whoever is told has
+        A job is named again only after ``PATIENCE_WINDOWS`` further windows above its share, so whoever is told has
         the time to do something about it. A window without a memory reading neither counts nor clears.
         """
         overrun: dict[str, int] = {}
