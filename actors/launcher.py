@@ -98,7 +98,7 @@ class _Job:
 
 
 class Launcher:
-    """The jobs of one host. All methods may be called from any thread; none blocks for longer than a launch takes.
+    """The jobs of one host. All methods may be called from any thread; only ``launch`` takes more than a moment.
 
     Args:
         run_dir: Where everything is kept; made when it does not exist. One launcher per directory.
@@ -123,6 +123,7 @@ class Launcher:
         self._gpus = {gpu.gpu_id: gpu for gpu in gpus}
         self._backend = backend or CpuEnforcement()
         self._keep_output_s = keep_output_s
+        self._launching = threading.Lock()  # one launch at a time; the other methods do not wait for it
         self._lock = threading.RLock()
         self._swept_at = 0.0
         self._renewal = _open_renewal(self._dir / runner.RENEWAL)
@@ -169,11 +170,12 @@ class Launcher:
             StaleCommand: A newer epoch of the job is, or was, here; or this one is over.
             LaunchError: It cannot be started as asked.
         """
-        with self._lock:
-            existing = self._jobs.get((job_id, epoch))
-            if existing is not None:
-                return existing.launched
-            newest = max([other for name, other in self._jobs if name == job_id] + [self._over.get(job_id, -1)])
+        with self._launching:
+            with self._lock:
+                existing = self._jobs.get((job_id, epoch))
+                if existing is not None:
+                    return existing.launched
+                newest = max([other for name, other in self._jobs if name == job_id] + [self._over.get(job_id, -1)])
             if epoch <= newest:
                 raise StaleCommand(f"{job_id}: start of epoch {epoch}, but epoch {newest} is or was here")
             launch: launchspec.Launch = {
@@ -190,9 +192,14 @@ class Launcher:
             }
             launchspec.check(launch, shares, self._gpus)
             self._supersede(job_id)
-            return self._start(launch, shares, revision).launched
+            job_dir = self._start(launch, shares, revision)
+            with self._lock:
+                launched = self._load(job_dir).launched
+                if self._over.get(job_id, -1) >= epoch:
+                    self.stop(job_id, epoch, 0.0, "stopped while it was being started")
+                return launched
 
-    def _start(self, launch: launchspec.Launch, shares: Sequence[Share], revision: int) -> _Job:
+    def _start(self, launch: launchspec.Launch, shares: Sequence[Share], revision: int) -> Path:
         job_dir = self._dir / f"{launch['job_id']}.{launch['epoch']}"
         launch["env"] |= self._environment(launch, job_dir, launch["env"])
         try:
@@ -204,13 +211,14 @@ class Launcher:
         except OSError as error:
             shutil.rmtree(job_dir, ignore_errors=True)
             raise LaunchError(f"cannot start on this host: {error}", exit_code=1, retry=True) from error
-        return self._load(job_dir)
+        return job_dir
 
     def _supersede(self, job_id: str) -> None:
         """End what an older lease of the job has left here: a job runs once."""
-        older = [job for (other, _), job in self._jobs.items() if other == job_id and job.exited is None]
-        for job in older:
-            self.stop(job_id, job.launched.epoch, 0.0, "superseded by a newer lease of the same job")
+        with self._lock:
+            older = [job for (other, _), job in self._jobs.items() if other == job_id]
+            for job in older:
+                self.stop(job_id, job.launched.epoch, 0.0, "superseded by a newer lease of the same job")
         deadline = time.monotonic() + SUPERSEDE_TIMEOUT_S
         while any(self._check(job) is None for job in older):
             if time.monotonic() > deadline:
@@ -283,9 +291,10 @@ class Launcher:
             return [exited for job in self._jobs.values() if (exited := self._check(job)) is not None]
 
     def _check(self, job: _Job) -> Exited | None:
-        if job.exited is None:
-            job.exited = self._check_lease(job) if job.launched.kind == "lease" else self._check_command(job)
-        return job.exited
+        with self._lock:
+            if job.exited is None:
+                job.exited = self._check_lease(job) if job.launched.kind == "lease" else self._check_command(job)
+            return job.exited
 
     def _check_command(self, job: _Job) -> Exited | None:
         job_dir = job.launched.job_dir

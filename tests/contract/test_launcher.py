@@ -15,6 +15,7 @@ from support import wait_until
 
 from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.launcher import Exited, Launched, Launcher, LaunchError, StaleCommand
 from cotenant.actors.shim.shareword import read_all
 from cotenant.placement.types import Share
@@ -238,6 +239,17 @@ def test_an_epoch_that_is_over_does_not_start_again(host, over):
         host.restart()
     with pytest.raises(StaleCommand):
         host.launch("true")
+
+
+def test_a_stop_that_comes_during_the_launch_is_not_lost(host):
+    class Meanwhile(CpuEnforcement):
+        def apply(self, *arguments) -> None:
+            host.launcher.stop("job", 1, 1.0, "changed my mind")
+            super().apply(*arguments)
+
+    host.launcher = Launcher(host.path, (GPU, OTHER), Meanwhile())
+    host.python("import time; time.sleep(60)")
+    assert host.exited() == Exited("job", 1, -signal.SIGTERM, "stopped while it was being started")
 
 
 def test_stopping_lets_the_job_say_goodbye(host):
