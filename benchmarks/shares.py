@@ -71,7 +71,7 @@ class Bench:
         """Launch a command with the whole device; returns its job directory."""
         self._started += 1
         self._revision = 0
-        self._launcher.renew(time.monotonic() + 3600.0)
+        self._renew()
         return self._launcher.launch(
             job_id="bench",
             epoch=self._started,
@@ -87,6 +87,7 @@ class Bench:
     def resize(self, compute: float) -> None:
         """Give the running job another share."""
         self._revision += 1
+        self._renew()
         self._launcher.resize("bench", self._started, self._revision, [self._share(compute)])
 
     def finish(self) -> str:
@@ -113,6 +114,10 @@ class Bench:
                 raise RuntimeError(f"the program has ended without a step:\n{self.finish()}")
             time.sleep(0.1)
         raise RuntimeError(f"no optimizer step within {START_TIMEOUT_S:g} s")
+
+    def _renew(self) -> None:
+        """Should this benchmark be killed, its job ends by itself."""
+        self._launcher.renew(time.monotonic() + 2 * START_TIMEOUT_S)
 
     def _share(self, compute: float) -> Share:
         return Share(self._gpu.gpu_id, MEMORY_BYTES, compute)
