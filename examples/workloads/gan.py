@@ -68,8 +68,8 @@ class Gan:
         self._batches = batches
         self._generator = generator().apply(_initialise)
         self._discriminator = discriminator().apply(_initialise)
-        self._generator_optimizer = torch.optim.Adam(self._generator.parameters(), lr=1e-3, betas=(0.5, 0.999))
-        self._discriminator_optimizer = torch.optim.Adam(self._discriminator.parameters(), lr=4e-4, betas=(0.5, 0.999))
+        self._generator_optimizer = torch.optim.Adam(self._generator.parameters(), lr=5e-4, betas=(0.5, 0.999))
+        self._discriminator_optimizer = torch.optim.Adam(self._discriminator.parameters(), lr=5e-4, betas=(0.5, 0.999))
         self._test = normalised(torch.from_numpy(digits()[0][TRAIN_DIGITS:])).flatten(1)
         self._directions = functional.normalize(torch.randn(self._test.shape[1], 64), dim=0)
 
