@@ -64,6 +64,14 @@ def test_a_neighbour_is_made_room_for_before_it_starts() -> None:
     assert min(shares) >= 0.4, "the compute hint is a guarantee"
 
 
+def test_a_neighbour_that_is_stopping_gives_way_too() -> None:
+    driver = Driver(host())
+    driver.run(half("a"))
+    driver.do(StopRequested("a", "stopped by user"))
+    driver.submit(half("b"))
+    assert driver.kinds() == [("resize", "a"), ("start", "b")]
+
+
 def test_who_stays_behind_alone_gets_the_whole_compute_back() -> None:
     driver = Driver(host())
     driver.run(half("a"))
