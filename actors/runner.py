@@ -215,7 +215,7 @@ class Supervisor:
         if os.getppid() != supervisor:
             os._exit(EXIT_NOT_EXECUTABLE)  # the supervisor was killed before the kernel knew what to do then
         os.setpgid(0, 0)
-        os.sched_setaffinity(0, launch["host_cores"])
+        os.sched_setaffinity(0, _device_cores(launch))
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)  # Python ignores them; the command shall not inherit that
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -319,6 +319,12 @@ def _redirect(output: str) -> None:
         os.dup2(source, target)
     for descriptor in {null, log} - {0, 1, 2}:
         os.close(descriptor)
+
+
+def _device_cores(launch: dict[str, Any]) -> set[int]:
+    """Where the command starts: on its devices, whatever program it is; the shim lets helper processes off them."""
+    cores = launch["env"].get("COTENANT_CORES", "")
+    return {int(core) for part in cores.split(";") for core in part.split(",") if core} or set(launch["host_cores"])
 
 
 def _find(name: str, env: dict[str, str]) -> str:

@@ -36,6 +36,8 @@ def install() -> None:
             lift()
         elif os.environ.pop("COTENANT_ATTACH", "") == "1":
             mark(os.environ["COTENANT_JOB_DIR"], STARTED)
+            share_index = int(os.environ.get("COTENANT_SHARE_INDEX", "0"))
+            os.sched_setaffinity(0, parse_cores(os.environ["COTENANT_CORES"].split(";")[share_index]))
     except (KeyError, OSError, ValueError) as error:
         warn(error)
 

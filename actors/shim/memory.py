@@ -3,8 +3,12 @@
 The device memory of a process is its resident set, as the profiler measures it. The kernel limits no resident set, but
 it refuses to let private writable memory (``VmData``) grow beyond ``RLIMIT_DATA``. So the limit is set to what the
 process has now plus what is left of its share; an allocation that does not fit fails in the process that makes it
-(MemoryError, or torch's RuntimeError) and nobody else notices. Memory that is mapped but not touched yet counts as used
-up at the allocation and is given back when the limit is next set.
+(MemoryError, or torch's RuntimeError) and nobody else notices.
+
+The limit is a guard against a runaway, not an exact measure: private writable memory is more than what is resident
+(memory mapped but not touched yet, blocks an allocator holds for a moment within a step), so it leaves some slack on
+top of the share. Whoever stays above the share within the slack is noticed by the host agent, which has the share grown
+where there is room.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ import os
 import resource
 
 ORIGINAL = "COTENANT_DATA_LIMIT"
+SLACK = 0.25  # of the share
+SLACK_BYTES = 256 << 20  # but at least this much
 
 
 class MemoryLimit:
@@ -30,13 +36,14 @@ class MemoryLimit:
         self._set = soft
 
     def apply(self, share_bytes: int) -> None:
-        """Let the process grow until its resident set has ``share_bytes``; never below what it has now.
+        """Let the process grow until its resident set has ``share_bytes`` and some slack; never below what it has now.
 
         Raises:
             OSError: The kernel does not tell or does not accept.
         """
         data, resident = _usage()
-        wanted = data + max(share_bytes - resident, 0)
+        slack = max(SLACK_BYTES, int(SLACK * share_bytes))
+        wanted = data + max(share_bytes + slack - resident, 0)
         if self._original != resource.RLIM_INFINITY:
             wanted = min(wanted, self._original)
         if wanted != self._set:

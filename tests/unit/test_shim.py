@@ -476,7 +476,7 @@ def test_an_allocation_beyond_the_memory_share_fails_in_the_job(new_job):
     job = new_job(memory_bytes=200 * MIB)
     out = job.run(
         STEPS
-        + "mine = bytearray(100 << 20)\ntry: more = bytearray(150 << 20)\nexcept MemoryError: print('refused')\n"
+        + "mine = bytearray(100 << 20)\ntry: more = bytearray(500 << 20)\nexcept MemoryError: print('refused')\n"
         + "del mine; mine = bytearray(150 << 20); print('within')"
     )
     assert out.split() == ["refused", "within"]
@@ -491,11 +491,11 @@ def test_a_share_below_what_is_used_takes_nothing_away(new_job):
 def test_a_grown_memory_share_is_taken_up_at_the_next_step(new_job):
     job = new_job(memory_bytes=50 * MIB)
     out = job.start(
-        STEPS + "try: bytearray(100 << 20)\nexcept MemoryError: print('refused', flush=True)\n"
-        "time.sleep(0.5); optimizer.step(); bytearray(100 << 20); print('granted')"
+        STEPS + "try: bytearray(500 << 20)\nexcept MemoryError: print('refused', flush=True)\n"
+        "time.sleep(0.5); optimizer.step(); bytearray(500 << 20); print('granted')"
     )
     assert out.stdout.readline() == "refused\n"
-    job.writer.write(0, job.share._replace(revision=1, memory_bytes=500 * MIB))
+    job.writer.write(0, job.share._replace(revision=1, memory_bytes=1000 * MIB))
     assert out.communicate(timeout=10)[0] == "granted\n"
 
 
