@@ -77,7 +77,7 @@ class HostAgent:
         for command in commands:
             try:
                 self._apply(command)
-            except StaleCommand as error:
+            except (StaleCommand, ValueError) as error:
                 refused.append(str(error))
         return refused
 

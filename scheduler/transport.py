@@ -37,12 +37,12 @@ class Link:
         return dict(series)
 
     def read_output(self, host_id: str, job_id: str, epoch: int, offset: int, limit: int) -> tuple[bytes, int, bool]:
-        """Read a job's output from its host; a host that is gone has no more output."""
+        """Read a job's output from its host; a host that is gone, or knows no output (yet), has none."""
         from ray.exceptions import RayActorError  # noqa: PLC0415 - Ray only when connected
 
         try:
             return self._call(agent_name(host_id), "read_output", job_id, epoch, offset, limit)  # type: ignore[no-any-return]
-        except (RayActorError, NotConnected):
+        except (RayActorError, NotConnected, KeyError):
             return b"", offset, True
 
     def lease_environment(self, host_id: str, job_id: str, epoch: int) -> dict[str, str]:

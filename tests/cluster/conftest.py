@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_support import RAY_ENVIRONMENT
 from support import wait_until
 
 from cotenant.configs.settings import ApiSettings, DeviceSettings, LeaseSettings, PlacementSettings, Settings
@@ -17,16 +18,6 @@ from cotenant.scheduler.client import Client
 from cotenant.scheduler.core.model import Hints
 from cotenant.scheduler.views import JobView
 
-# Ray reads these when its processes start. Node deaths are noticed in about a second instead of thirteen.
-RAY_ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DISABLE_IMPORT_WARNING": "1",
-}
 TEST_SETTINGS = Settings(
     lease=LeaseSettings(ttl_s=4.0, client_ttl_s=3.0, stop_grace_s=1.0),
     placement=PlacementSettings(profile_s=2.0),

@@ -1,0 +1,14 @@
+"""Settings shared by the tests that start Ray."""
+
+from __future__ import annotations
+
+# Ray reads these when its processes start. Node deaths are noticed in about a second instead of thirteen.
+RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
