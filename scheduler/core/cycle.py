@@ -21,9 +21,9 @@ from cotenant.scheduler.core.priority import ordered
 from cotenant.scheduler.core.state import Snapshot, State
 from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn
-from cotenant.scheduler.core.waiting import fits_idle, held_for, idle_gpus
+from cotenant.scheduler.core.waiting import fits_idle, has_waited_long, held_for, idle_gpus
 
-_Ask = tuple[Hints, int | None, DemandProfile, str | None]
+_Ask = tuple[Hints, int | None, DemandProfile | None, str | None]
 
 
 @dataclass(slots=True)
@@ -50,6 +50,7 @@ def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
     # 1. snapshot
     snapshot = state.snapshot()
     if not snapshot.hosts_known:
+        state.refused = {}
         return
     # 2. order the queue
     queue = ordered(snapshot.waiting, snapshot.now)
@@ -63,7 +64,7 @@ def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
     # 5. commit and 6. emit
     for placement in plan.placed:
         _commit(turn, placement)
-    _explain(turn, queue, plan)
+    _explain(turn, plan)
     _count_overlooked(state, queue, plan)
 
 
@@ -86,7 +87,7 @@ def propose(
     refusals: dict[_Ask, NoFit] = {}
     plan = Plan()
     for job in queue:
-        ask = (job.spec.hints, job.memory_hint_corrected, state.profile_of(job), job.spec.pinned_host)
+        ask = (job.spec.hints, job.memory_hint_corrected, state.known_profile(job), job.spec.pinned_host)
         refusal = refusals.get(ask)
         if refusal is None:
             request = state.request_of(job)
@@ -99,10 +100,9 @@ def propose(
                 continue
             refusal = refusals[ask] = answer
         plan.refused[job.spec.job_id] = refusal
-        if not plan.held and not refusal.never:
-            plan.held = held_for(
-                job, state.request_of(job), on_allowed_host(job, views), settings.memory_margin, snapshot.now
-            )
+        if not plan.held and not refusal.never and has_waited_long(job, snapshot.now):
+            allowed = on_allowed_host(job, views)
+            plan.held = held_for(job, state.request_of(job), allowed, settings.memory_margin, snapshot.now)
             views = _without(views, plan.held)
     plan.gpus = statement.view()
     return plan
@@ -128,24 +128,17 @@ def _commit(turn: Turn, placement: Placement) -> None:
     turn.grant(turn.state.jobs[placement.job_id], placement.shares, placement.reason)
 
 
-def _explain(turn: Turn, queue: Sequence[Job], plan: Plan) -> None:
-    """Note on every refused job why it waits; end those that no device of this cluster could ever take."""
+def _explain(turn: Turn, plan: Plan) -> None:
+    """Note why each refused job waits; end those that no device of this cluster could ever take."""
     state = turn.state
-    same: dict[tuple[int, int], bool] = {}
-    for job in queue:
-        refusal = plan.refused.get(job.spec.job_id)
-        if refusal is None:
-            continue
+    state.refused = {job_id: refusal.errors for job_id, refusal in plan.refused.items()}
+    for job_id, refusal in plan.refused.items():
+        job = state.jobs[job_id]
         if refusal.never and _could_never_run(job):
             reason = f"no device of this cluster could ever take it: {explain(refusal.errors)}"
             ended = advance(job, JobState.FAILED, turn.now, reason)
-            state.put(replace(ended, fit_errors=refusal.errors, not_placeable=True))
-            continue
-        key = (id(job.fit_errors), id(refusal.errors))
-        if key not in same:
-            same[key] = job.fit_errors == refusal.errors
-        if not same[key]:
-            state.put(replace(job, fit_errors=refusal.errors))
+            examples = tuple({error.kind: error for error in reversed(refusal.errors)}.values())
+            state.put(replace(ended, fit_errors=examples, not_placeable=True))
 
 
 def _could_never_run(job: Job) -> bool:

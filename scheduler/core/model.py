@@ -196,7 +196,7 @@ class Job:
     exit_code: int | None = None
     reason: str = ""
     history: tuple[StateChange, ...] = ()
-    fit_errors: tuple[FitError, ...] = ()
+    fit_errors: tuple[FitError, ...] = ()  # why no device could ever take it, one of each kind
     profile: DemandProfile | None = None
     predicted: float | None = None  # predicted normalised throughput n with the present neighbours
     memory_hint_corrected: int | None = None  # memory learnt from an overrun, replaces the hint

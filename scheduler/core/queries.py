@@ -129,7 +129,7 @@ def explain(state: State, job_id: str, now: float) -> Explanation:
     elif job.lease is not None:
         details = _where_it_is(state, job)
     details.extend(f"{change.at:.3f} {change.state}: {change.reason}" for change in job.history)
-    helps = would_help(job.fit_errors) if job.state is JobState.QUEUED or job.not_placeable else []
+    helps = would_help(job.fit_errors or state.refused.get(job_id, ()))
     return Explanation(job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps)
 
 
@@ -139,7 +139,8 @@ def _why_it_waits(state: State, job: Job, now: float) -> tuple[str, list[str]]:
         return f"waits {left_s:.0f} s before the next try", [job.reason]
     queue = ordered((state.jobs[job_id] for job_id in state.queued), now)
     place = next(i for i, other in enumerate(queue, start=1) if other.spec.job_id == job.spec.job_id)
-    why = fold(job.fit_errors) if job.fit_errors else "it has not been looked at yet"
+    errors = state.refused.get(job.spec.job_id, ())
+    why = fold(errors) if errors else "it has not been looked at yet"
     details = [f"number {place} of {len(queue)} in the queue", f"has waited {max(0.0, now - job.queued_at):.0f} s"]
     return f"waits: {why}", details
 

@@ -9,10 +9,9 @@ read back from JSON decides as the original would have.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from types import MappingProxyType
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -21,7 +20,7 @@ from cotenant.forecasting.profiles import from_hints
 from cotenant.forecasting.types import DemandProfile, Signature
 from cotenant.placement.resize import ResizeMemory, UsageSignal
 from cotenant.placement.statement import resident_of
-from cotenant.placement.types import GpuView, Request, Share
+from cotenant.placement.types import FitError, GpuView, Request, Share
 from cotenant.scheduler.core.model import PRIORITY_WEIGHTS, Gpu, Host, Job, JobSpec, JobState
 
 SCHEMA_VERSION = 1
@@ -52,7 +51,6 @@ class Snapshot:
         waiting: Jobs that may be placed now, in order of submission.
         gpus: All GPUs with their residents.
         hosts_known: At least one host is known.
-        jobs: All jobs by id.
     """
 
     now: float
@@ -60,7 +58,6 @@ class Snapshot:
     waiting: tuple[Job, ...]
     gpus: tuple[GpuView, ...]
     hosts_known: bool
-    jobs: Mapping[str, Job]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +79,7 @@ class _Record:
     reported_at: dict[str, float]
     ignored: dict[str, int]
     overlooked: dict[str, int]
+    refused: tuple[tuple[tuple[FitError, ...], tuple[str, ...]], ...]  # reasons, ids of the jobs they hold for
 
 
 # The one-element tuple carries the configuration, which a bare dataclass cannot: infinities survive the round trip.
@@ -106,6 +104,7 @@ class State:
         resize_memory: What resizing remembers, by GPU id.
         reported_at: When each host last reported measurements.
         ignored: How many events were ignored, by reason.
+        refused: Why each waiting job was refused in the last cycle; jobs that ask for the same share one object.
         overlooked: For how many cycles in a row a waiting job was not given an idle GPU it fits (see invariants).
     """
 
@@ -123,6 +122,7 @@ class State:
     reported_at: dict[str, float] = field(default_factory=dict)
     ignored: dict[str, int] = field(default_factory=dict)
     overlooked: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, tuple[FitError, ...]] = field(default_factory=dict)
     queued: set[str] = field(default_factory=set)
     pending: set[str] = field(default_factory=set)
     leased: set[str] = field(default_factory=set)
@@ -148,8 +148,11 @@ class State:
 
     def profile_of(self, job: Job) -> DemandProfile:
         """Return the best that is known of the job: its own measurements, its fingerprint's, its hints."""
-        known = job.profile or self.profiles.get(job.spec.fingerprint)
-        return known or from_hints(job.spec.hints.compute, job.spec.hints.gpu_memory)
+        return self.known_profile(job) or from_hints(job.spec.hints.compute, job.spec.hints.gpu_memory)
+
+    def known_profile(self, job: Job) -> DemandProfile | None:
+        """Return what was measured of the job or, before it ran, of its fingerprint; None when nothing was."""
+        return job.profile or self.profiles.get(job.spec.fingerprint)
 
     def request_of(self, job: Job) -> Request:
         """Return what the job asks of placement."""
@@ -181,7 +184,6 @@ class State:
             waiting=tuple(waiting),
             gpus=tuple(self.view(gpu_id) for gpu_id in self.gpus),
             hosts_known=bool(self.hosts),
-            jobs=MappingProxyType(dict(self.jobs)),
         )
 
     # -- changing ---------------------------------------------------------------------------------------------------
@@ -267,6 +269,7 @@ class State:
             reported_at=self.reported_at,
             ignored=self.ignored,
             overlooked=self.overlooked,
+            refused=self._grouped_refusals(),
         )
         return _ADAPTER.dump_json((record,))
 
@@ -292,6 +295,7 @@ class State:
             reported_at=record.reported_at,
             ignored=record.ignored,
             overlooked=record.overlooked,
+            refused={job_id: errors for errors, job_ids in record.refused for job_id in job_ids},
         )
         for job in record.jobs:
             state.put(job)
@@ -313,6 +317,7 @@ class State:
                 index.discard(job_id)
         if job.state is not JobState.QUEUED:
             self.overlooked.pop(job_id, None)
+            self.refused.pop(job_id, None)
         before = {share.gpu_id for share in old.lease.shares} if old and old.lease else set()
         after = {share.gpu_id for share in job.lease.shares} if job.lease else set()
         for gpu_id in before - after:
@@ -322,6 +327,13 @@ class State:
         if old is None or old.lease is not job.lease or old.profile is not job.profile:
             for gpu_id in before | after:
                 self._views.pop(gpu_id, None)
+
+    def _grouped_refusals(self) -> tuple[tuple[tuple[FitError, ...], tuple[str, ...]], ...]:
+        """Thousands of jobs may share one long refusal: it is written once."""
+        groups: dict[int, tuple[tuple[FitError, ...], list[str]]] = {}
+        for job_id, errors in self.refused.items():
+            groups.setdefault(id(errors), (errors, []))[1].append(job_id)
+        return tuple((errors, tuple(job_ids)) for errors, job_ids in groups.values())
 
     def _build_view(self, gpu: Gpu) -> GpuView:
         host = self.hosts[gpu.host_id]

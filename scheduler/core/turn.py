@@ -127,7 +127,6 @@ class Turn:
             epoch=job.epoch + 1,
             hosts=hosts,
             not_before=0.0,
-            fit_errors=(),
             profile=self.state.profile_of(job),
         )
         self.state.put(job)

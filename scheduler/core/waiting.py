@@ -11,8 +11,13 @@ from cotenant.scheduler.core.model import Job
 RESERVE_AFTER_S = 600.0
 
 
+def has_waited_long(job: Job, now: float) -> bool:
+    """Whether the job has waited so long that GPUs are to be held for it."""
+    return now - job.queued_at >= RESERVE_AFTER_S
+
+
 def held_for(job: Job, request: Request, gpus: Sequence[GpuView], margin: float, now: float) -> Mapping[str, str]:
-    """Return the GPUs to hold for a refused job, each with the reason; none before it has waited ten minutes.
+    """Return the GPUs to hold for a job that has waited long, each with the reason; none when too few could take it.
 
     Smaller jobs would otherwise slip past a large one for ever. Of the GPUs that could take the job once empty, those
     with the fewest residents are held: they are free soonest.
@@ -24,9 +29,6 @@ def held_for(job: Job, request: Request, gpus: Sequence[GpuView], margin: float,
         margin: Fraction added to forecast memory.
         now: Unix seconds.
     """
-    waited_s = now - job.queued_at
-    if waited_s < RESERVE_AFTER_S:
-        return {}
     groups: dict[str, list[GpuView]] = {}
     for gpu in gpus:
         if gpu.schedulable and memory_need(request, gpu, margin) <= gpu.memory_bytes:
@@ -39,7 +41,7 @@ def held_for(job: Job, request: Request, gpus: Sequence[GpuView], margin: float,
     if not sets:
         return {}
     best = min(sets, key=lambda group: sum(len(gpu.residents) for gpu in group))
-    note = f"held for job {job.spec.job_id}, which has waited {waited_s:.0f} s"
+    note = f"held for job {job.spec.job_id}, which has waited {now - job.queued_at:.0f} s"
     return {gpu.gpu_id: note for gpu in best}
 
 

@@ -17,6 +17,7 @@ from cotenant.scheduler.core.events import HostJoined, HostUnreachable, JobExite
 from cotenant.scheduler.core.invariants import InvariantViolation, check
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.priority import ordered, score
+from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.waiting import RESERVE_AFTER_S
 
 
@@ -99,8 +100,9 @@ class TestAsking:
         alike = [JobSubmitted(half(f"j{number}")) for number in range(100)]
         core.handle([*alike, JobSubmitted(half("other", gpu_memory=GIB))], 1.0)
         assert policy.asked == [("j0", 101), ("other", 101)]
-        errors = {id(job.fit_errors) for job in core.state.jobs.values() if job.spec.hints.gpu_memory == 3 * GIB}
-        assert len(errors) == 1
+        assert len({id(errors) for errors in core.state.refused.values()}) == 2
+        again = State.from_json(core.state.to_json())
+        assert again.refused == core.state.refused
 
     def test_waiting_gpus_count_down_as_jobs_are_placed(self) -> None:
         driver = Driver(host(gpus=3))
@@ -170,7 +172,7 @@ class TestReservation:
         driver.submit(half("big", isolation="hard"))
         driver.do(Tick(), after_s=RESERVE_AFTER_S)
         driver.submit(half("small"))
-        assert [error.kind for error in driver.job("small").fit_errors] == ["not_schedulable"]
+        assert [error.kind for error in driver.core.state.refused["small"]] == ["not_schedulable"]
 
 
 class TestExplanations:
@@ -207,7 +209,7 @@ class TestExplanations:
         driver = Driver(host())
         driver.do(HostUnreachable("h1", "no report"))
         driver.submit(half("a"))
-        assert [error.kind for error in driver.job("a").fit_errors] == ["not_schedulable"]
+        assert [error.kind for error in driver.core.state.refused["a"]] == ["not_schedulable"]
 
 
 class TestPlan:
