@@ -95,7 +95,7 @@ def test_a_ray_job_runs_its_command_under_a_lease(shell):
     script = "import os; print('share of', os.environ['COTENANT_JOB_ID'])"
     done = shell(
         *("ray", "job", "submit", "--submission-id", "sub-1", "--metadata-json", json.dumps(metadata)),
-        *("--", "cotenant", "run", "--", "python", "-c", f'"{script}"'),
+        *("--", "cotenant", "run", "--", "python", "-c", script),
     )
     assert "share of sub-1" in done.stdout
     job = shell.job("sub-1")
@@ -108,7 +108,7 @@ def test_ray_job_stop_reaches_the_command(shell, tmp_path):
     script = f"import os, pathlib, time; pathlib.Path('{pid_file}').write_text(str(os.getpid())); time.sleep(600)"
     shell(
         *("ray", "job", "submit", "--no-wait", "--submission-id", "sub-2"),
-        *("--", "cotenant", "run", "--gpu-memory", "100MiB", "--", "python", "-c", f'"{script}"'),
+        *("--", "cotenant", "run", "--gpu-memory", "100MiB", "--", "python", "-c", script),
     )
     wait_until(lambda: pid_file.exists() and pid_file.read_text(), 60, "the command of the Ray job runs")
     shell("ray", "job", "stop", "sub-2")
@@ -125,14 +125,14 @@ def test_ray_job_stop_reaches_the_command(shell, tmp_path):
 
 
 def test_ctrl_c_reaches_the_command(shell):
-    client = shell.start("cotenant", "run", "--name", "interrupted", "--", "python", "-u", "-c",
-                         "import time; print('up'); time.sleep(600)")  # fmt: skip
-    assert client.stdout is not None
-    for line in client.stdout:
-        if line == "up\n":
-            break
-    client.send_signal(signal.SIGINT)
-    assert client.wait(timeout=30) == 128 + signal.SIGINT
+    script = "import time; print('up'); time.sleep(600)"
+    with shell.start("cotenant", "run", "--name", "interrupted", "--", "python", "-u", "-c", script) as client:
+        assert client.stdout is not None
+        for line in client.stdout:
+            if line == "up\n":
+                break
+        client.send_signal(signal.SIGINT)
+        assert client.wait(timeout=30) == 128 + signal.SIGINT
     assert shell.job("interrupted")["state"] == "CANCELLED"
 
 
