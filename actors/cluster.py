@@ -20,7 +20,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors.claims import release_claim
-from cotenant.actors.nodes import head_node_id
+from cotenant.actors.nodes import head_node_id, hosting_nodes
 from cotenant.actors.prm_actor import Prm
 from cotenant.actors.scheduler_actor import Scheduler
 from cotenant.configs.settings import Settings
@@ -247,8 +247,8 @@ def _kill_actors(client: Client) -> None:
 
 def _wait_for_hosts(client: Client) -> None:
     def all_in() -> bool:
-        hosts = client.hosts()
-        return bool(hosts) and all(host.reachable for host in hosts)
+        reachable = {host.host_id for host in client.hosts() if host.reachable}
+        return bool(reachable) and hosting_nodes() <= reachable
 
     _await(all_in, HOSTS_TIMEOUT_S, "no host agent has reported: look at 'cotenant doctor --cluster'")
 

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors.host_agent import HostAgent
-from cotenant.actors.nodes import live_nodes
+from cotenant.actors.nodes import hosting_nodes
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command
 from cotenant.scheduler.names import NAMESPACE, PRM, agent_name
@@ -30,19 +30,14 @@ class Fleet:
         self._lock = threading.Lock()
 
     def ensure_agents(self) -> set[str]:
-        """Create the agent of every node that lacks one; return the ids of all live nodes."""
-        nodes = live_nodes()
-        any_gpu = any(node.gpus for node in nodes.values())
-        for host_id, node in nodes.items():
-            if any_gpu and not node.gpus:
-                continue  # a node without GPUs in a cluster that has them lends none
-            with self._lock:
-                if host_id not in self._agents:
-                    self._agents[host_id] = self._create(host_id)
+        """Create the agent of every node that lacks one; return the ids of the nodes that have one."""
+        nodes = hosting_nodes()
         with self._lock:
-            for host_id in set(self._agents) - set(nodes):
+            for host_id in nodes - set(self._agents):
+                self._agents[host_id] = self._create(host_id)
+            for host_id in set(self._agents) - nodes:
                 del self._agents[host_id]
-        return set(nodes)
+        return nodes
 
     def dispatch(self, commands: Sequence[Command]) -> None:
         """Send commands, one message per host, and do not wait.

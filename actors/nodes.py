@@ -31,6 +31,16 @@ def live_nodes() -> dict[str, Node]:
     }
 
 
+def hosting_nodes() -> set[str]:
+    """Return the ids of the live nodes that get a host agent.
+
+    In a cluster where Ray counts GPUs these are the nodes that have some, in one without GPUs all of them.
+    """
+    nodes = live_nodes()
+    with_gpus = {node_id for node_id, node in nodes.items() if node.gpus}
+    return with_gpus or set(nodes)
+
+
 def head_node_id() -> str:
     """Return the id of the head node.
 

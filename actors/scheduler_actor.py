@@ -73,10 +73,13 @@ class Scheduler:
         self._lock = threading.RLock()
         self._inbox: queue.Queue[_Request] = queue.Queue()
         self._entries_since_snapshot = 0
-        self._contacts = {host_id: _HostContact(time.monotonic()) for host_id in self._core.state.hosts}
+        hosts = list(self._core.state.hosts)
+        self._contacts = {host_id: _HostContact(time.monotonic(), unreachable=True) for host_id in hosts}
         self._clients: dict[str, float] = {}
         self._fleet = Fleet(self.settings)
         self._stopping = threading.Event()
+        if hosts:  # whether they still exist shows when they report; until then nothing is placed there
+            self._handle([HostUnreachable(host_id, "not heard of since the restart") for host_id in hosts])
         threading.Thread(target=self._commit_loop, name="commit", daemon=True).start()
         threading.Thread(target=self._watch_loop, name="watch", daemon=True).start()
 
@@ -211,10 +214,15 @@ class Scheduler:
         return len(active)
 
     def close(self) -> None:
-        """Stop the background threads and close the journal."""
+        """Stop the background threads, write a snapshot and close the journal.
+
+        The next scheduler, perhaps of another version, then starts from the state as it is instead of deciding anew.
+        """
         self._stopping.set()
         self._inbox.put(_Request([]))
-        self._journal.close()
+        with self._lock:
+            self._journal.snapshot(self._core.state, self._journal.seq)
+            self._journal.close()
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -252,11 +260,11 @@ class Scheduler:
     def _handle(self, events: Sequence[Event]) -> Sequence[Command]:
         with self._lock:
             now = time.time()
-            seq = self._journal.append(events, now)
+            self._journal.append(events, now)
             commands = self._core.handle(events, now)
             self._entries_since_snapshot += 1
             if self._entries_since_snapshot >= self.settings.journal.snapshot_every:
-                self._journal.snapshot(self._core.state, seq)
+                self._journal.snapshot(self._core.state, self._journal.seq)
                 self._entries_since_snapshot = 0
             return commands
 

@@ -30,8 +30,8 @@ class ResizeSettings(_Section):
     """Usage-based resizing of shares."""
 
     enabled: bool = True
-    headroom: Annotated[float, Field(ge=0.0, le=1.0)] = 0.15
-    min_change: Fraction = 0.05
+    headroom: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    min_change: Fraction = 0.02
     patience_s: Seconds = 5.0
     min_compute: Fraction = 0.05
     throttled_threshold: Fraction = 0.02

@@ -61,6 +61,7 @@ class _Clock:
 @dataclass(slots=True)
 class _Job:
     slot: int
+    trains: bool = False
     clocks: dict[str, _Clock] = field(default_factory=dict)
 
 
@@ -118,6 +119,7 @@ class EwQuantileForecaster:
 
     * Utilisation is demand: a window in which the job was held back by its own share is corrected (``uncensored``).
       A window slowed down by neighbours is not: the device does not say by how much.
+    * With a job's first optimizer step its utilisation so far is forgotten: starting up is no sign of what comes.
     * A job on several GPUs has one histogram fed by all of them: its forecast is per GPU.
     * ``peak_memory_bytes`` is the largest memory seen plus a margin, 25 % after one window and shrinking towards
       2 % with the square root of the number of windows since the peak last grew.
@@ -211,6 +213,9 @@ class EwQuantileForecaster:
             if job.slot in slots:
                 yield rows
                 rows, slots = [], set()
+            if signature.step_rate and not job.trains:
+                job.trains = True
+                self._histograms.clear(2 * job.slot)
             slots.add(job.slot)
             at_end, peak = memory or (math.nan, math.nan)
             rows.append((job.slot, signature.start_s, math.nan if util is None else util, at_end, peak))

@@ -29,11 +29,12 @@ _LEAST = 0.01  # a prediction of 0 would mean an infinite slowdown
 class UtilisationRule:
     """Predicts n from the members' solo utilisations u (see ``InterferencePredictor``).
 
-    While the demands add up to at most the GPU, everybody gets what it wants. Beyond that there are two extremes: all
-    are slowed down alike, n = 1/max(1, U), or the device divides its time by max-min fairness, so that a light job
-    keeps what it wants and the heavy one pays. ``mid`` is the mean of the two (for equal jobs they are the same),
-    ``low`` and ``high`` span both, widened by the error of the rule on either side. All are divided by the price of
-    sharing, 1 + 0.12 · (sum of the others' u).
+    While the demands add up to at most the GPU, everybody gets what it wants. Beyond that the device divides its time
+    by max-min fairness: a light job keeps what it wants and the heavy one pays. That is ``mid``, and it is what is
+    seen on the ``cpu`` device, where a light job beside a heavy one runs at 0.9 to 1.0 of its speed. ``low`` and
+    ``high`` also span the other extreme, all slowed down alike (n = 1/max(1, U); for equal jobs the two are the
+    same), widened by the error of the rule on either side. All are divided by the price of sharing,
+    1 + 0.12 · (sum of the others' u).
 
     More demand of a neighbour never predicts less slowdown. A job nothing is known of counts as one that wants the
     whole GPU. The GPU type plays no part yet.
@@ -60,7 +61,7 @@ def _predict_one(util: float, others: float, part: float, reason: str) -> Throug
     cost = 1.0 + SHARING_COST * others
     alike = 1.0 / (max(1.0, util + others) * cost)
     fair = (part / util if util > 0.0 else 1.0) / cost
-    mid = max(_LEAST, (alike + fair) / 2.0)
+    mid = max(_LEAST, fair)
     low = max(_LEAST, min(alike, fair) - ERROR)
     high = min(1.0, max(alike, fair) + ERROR)
     return ThroughputPrediction(low=low, mid=mid, high=high, reason=reason)

@@ -146,12 +146,13 @@ class DeviceProcess:
         """Sleep off what was used beyond the share, in short pieces so that a grown share takes effect at once."""
         wait_s = self._throttle.settle(self._compute * len(self._cores))
         while wait_s > 0.0:
-            started = time.monotonic()
+            started, cpu_at = time.monotonic(), time.thread_time()
             time.sleep(min(wait_s, POLL_S))
             self._throttled_s += time.monotonic() - started
             if self._share.changed():
                 self._load_share()
             self._publish()
+            self._throttle.exempt(time.thread_time() - cpu_at)
             wait_s = self._throttle.settle(self._compute * len(self._cores)) if self._compute < 1.0 else 0.0
 
     def _publish(self) -> None:

@@ -236,14 +236,20 @@ def _measured(turn: Turn, measurement: JobMeasurement) -> None:
 
 
 def _signal(measurement: JobMeasurement) -> UsageSignal:
-    signature, forecast = measurement.signature, measurement.forecast
+    """Turn a measurement into what resizing looks at.
+
+    While a job whose training is known has not begun to step, it is planned with what is known: what a program uses
+    while it starts up says nothing about what it will need.
+    """
+    signature, forecast, profile = measurement.signature, measurement.forecast, measurement.profile
     util, memory = forecast.util.get(UTIL_HORIZON_S), forecast.memory.get(MEMORY_HORIZON_S)
     return UsageSignal(
-        util_p95=util.p95 if util else measurement.profile.util_p95,
+        util_p95=util.p95 if util else profile.util_p95,
         util_mean=signature.util_mean,
         throttled_fraction=signature.throttled_fraction,
         memory_p99_bytes=memory.p99 if memory else None,
         memory_peak_bytes=signature.memory_peak_bytes,
+        measured=signature.step_rate is not None or profile.source != "history" or profile.solo_step_rate is None,
     )
 
 

@@ -121,6 +121,11 @@ class Journal:
             self._engine.dispose()
             raise
 
+    @property
+    def seq(self) -> int:
+        """Number of the last batch."""
+        return self._seq
+
     def append(self, events: Sequence[Event], now: float) -> int:
         """Write one batch; it survives a crash once this returns. Returns its number.
 

@@ -224,3 +224,14 @@ def test_forecasts_are_ordered_and_bounded_whatever_is_observed(
         assert utils[-1] <= 1.0
         assert memories[0] >= 0.0
         assert memories[-1] <= forecast.peak_memory_bytes + 1.0
+
+
+def test_starting_up_is_forgotten_when_training_begins() -> None:
+    forecaster = EwQuantileForecaster()
+    for second in range(5):
+        forecaster.observe(window(second, 0.9, rate=None))
+    for second in range(5, 8):
+        forecaster.observe(window(second, 0.2, rate=10.0))
+    forecast = forecaster.forecast("job")
+    assert forecast is not None
+    assert forecast.util[900].p99 == pytest.approx(0.2, abs=0.02)

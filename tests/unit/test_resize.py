@@ -81,7 +81,7 @@ def test_a_lone_job_has_the_whole_gpu(p95: float) -> None:
     [
         pytest.param(0.2, 0.2, 0.5, id="leftover by need"),
         pytest.param(0.1, 0.3, 0.25, id="leftover in proportion"),
-        pytest.param(0.9, 0.2, 0.77, id="the light one gets what it needs, the heavy one the rest"),
+        pytest.param(0.9, 0.2, 0.79, id="the light one gets what it needs, the heavy one the rest"),
         pytest.param(0.9, 0.9, 0.5, id="both want more than half: equal parts"),
         pytest.param(0.0, 0.9, 0.05, id="never below the least share"),
     ],
@@ -174,7 +174,7 @@ def test_a_neighbour_that_leaves_gives_the_gpu_back() -> None:
 def test_an_unmeasured_job_is_planned_with_its_profile(missing: Signals) -> None:
     loop = Loop(gpu("g0", resident("a", compute=0.5, known=profile(0.2)), resident("b", compute=0.5)))
     loop.ticks(2 * PATIENCE + 2, {**missing, "b": signal(0.9)})
-    assert loop.compute()["a"] == pytest.approx(0.23, abs=0.01)
+    assert loop.compute()["a"] == pytest.approx(0.21, abs=0.01)
 
 
 def test_reasons_say_what_changed_and_why() -> None:
