@@ -23,7 +23,7 @@ check: venv  ## lint, formatting, types, walls between the rooms
 
 bench: venv  ## all benchmarks, about ten minutes; tables on the terminal, JSON in build/bench
 	mkdir -p build/bench
-	set -e; for script in sampler workloads shares core latency; do \
+	set -e; for script in sampler overhead workloads shares core latency forecast_demand; do \
 	  echo "== $$script"; $(BIN)/python benchmarks/$$script.py --json build/bench/$$script.json; done
 
 docs: venv  ## regenerate the documents that are made from code (OpenAPI)

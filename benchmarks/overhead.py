@@ -1,0 +1,120 @@
+"""What profiling costs: a job's step time with and without the 10 Hz device loop, and the loop's own CPU time.
+
+One job (fixed arithmetic per step, nothing to wait for) runs alone on one core under the shim. The device loop of the
+host agent is switched on and off in alternating windows (A B A B …); compared are the medians of the job's step times in
+both kinds of windows, as a ratio inside one run. The job's CPU time per step is compared too: it does not depend on
+what else the machine does. The loop's own cost is its thread's CPU time over wall time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median, pstdev
+
+from common import Row, options, write_report
+from shares import Bench
+from workloads import cpu_time_s
+
+from cotenant.actors.devices.cpu import CpuBackend
+from cotenant.actors.profiler import Profiler
+from cotenant.actors.shim.reportfile import read_report
+from cotenant.configs.settings import DeviceSettings, ProfilerSettings
+
+STEP = """
+import torch
+torch.set_num_threads(1)
+weights = torch.nn.Parameter(torch.zeros(320, 320))
+optimizer = torch.optim.SGD([weights], lr=1e-9)
+data = torch.ones(320, 320)
+while True:
+    for _ in range(10):
+        (weights @ data).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+WINDOW_S = 2.0
+
+
+def main() -> None:
+    """Run it."""
+    arguments = options(__doc__.partition("\n")[0]).parse_args()
+    pairs = 6 if arguments.quick else 25
+    with tempfile.TemporaryDirectory() as folder:
+        core = sorted(os.sched_getaffinity(0))[0]
+        bench = Bench(Path(folder) / "run", core)
+        rows = measure(bench, pairs)
+    write_report("overhead", rows, arguments.json)
+
+
+def measure(bench: Bench, pairs: int) -> list[Row]:
+    """Alternate windows with and without the device loop."""
+    settings = ProfilerSettings()
+    backend = CpuBackend(DeviceSettings(count=1, memory_bytes=8 << 30), "bench")
+    job_dir = bench.start([sys.executable, "-c", STEP])
+    try:
+        pid = bench.training_pid(job_dir)
+        profiler = Profiler(backend, settings)
+        backend.watch("bench", [backend.discover()[0].gpu_id], pid)
+        windows: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        loop_cpu_s = loop_wall_s = 0.0
+        for i in range(2 * pairs):
+            profiled = bool(i % 2)
+            before = (time.monotonic(), steps(job_dir, pid), cpu_time_s(pid))
+            began_cpu = time.thread_time()
+            watch(profiler if profiled else None, 1.0 / settings.sample_hz)
+            if profiled:
+                loop_cpu_s += time.thread_time() - began_cpu
+                loop_wall_s += time.monotonic() - before[0]
+            after = (time.monotonic(), steps(job_dir, pid), cpu_time_s(pid))
+            done = after[1] - before[1]
+            windows[profiled].append(((after[0] - before[0]) / done, (after[2] - before[2]) / done))
+    finally:
+        bench.stop()
+        backend.close()
+    return [
+        ratio("step time with profiling over without", windows, 0, "< 0.01"),
+        ratio("CPU time per step with profiling over without", windows, 1, None),
+        Row("device loop, 10 Hz, 1 job", "cotenant", "CPU time of the loop", loop_cpu_s / loop_wall_s, "core",
+            goal="< 0.01"),
+    ]  # fmt: skip
+
+
+def watch(profiler: Profiler | None, period_s: float) -> None:
+    """Spend one window, sampling or not; both wake up equally often."""
+    end = time.monotonic() + WINDOW_S
+    while time.monotonic() < end:
+        if profiler is not None:
+            profiler.tick()
+        time.sleep(period_s)
+    if profiler is not None:
+        profiler.collect({}, {})
+
+
+def steps(job_dir: Path, pid: int) -> int:
+    """The job's step counter."""
+    report = read_report(f"{job_dir}/report-{pid}")
+    if report is None:
+        raise RuntimeError(f"process {pid} reports nothing")
+    return report.steps
+
+
+def ratio(metric: str, windows: dict[bool, list[tuple[float, float]]], column: int, goal: str | None) -> Row:
+    """The relative difference of the medians; its spread is that of the windows without profiling."""
+    off, on = ([window[column] for window in windows[kind]] for kind in (False, True))
+    return Row(
+        f"{len(off)} windows of {WINDOW_S:g} s each",
+        "cotenant",
+        f"{metric}, minus 1",
+        median(on) / median(off) - 1.0,
+        "1",
+        pstdev(off) / median(off),
+        goal,
+    )
+
+
+if __name__ == "__main__":
+    main()
