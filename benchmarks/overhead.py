@@ -1,7 +1,7 @@
 """What profiling costs: a job's step time with and without the 10 Hz device loop, and the loop's own CPU time.
 
 One job (fixed arithmetic per step, nothing to wait for) runs alone on one core under the shim. The device loop of the
-host agent is switched on and off in alternating windows (A B A B …); compared are the medians of the job's step times in
+host agent is switched on and off in alternating windows (A B A B …); compared are the medians of the step times in
 both kinds of windows, as a ratio inside one run. The job's CPU time per step is compared too: it does not depend on
 what else the machine does. The loop's own cost is its thread's CPU time over wall time.
 """
