@@ -74,6 +74,7 @@ def up(address: str | None, local: bool, settings: Settings, api_class: type | N
             ray_pid, address = _start_ray(settings)
         else:
             ray_pid, address = record.ray_pid, record.address
+            os.environ.update(record.environment())
         _join(address)
     else:
         _join(address or "auto")
@@ -87,6 +88,7 @@ def up(address: str | None, local: bool, settings: Settings, api_class: type | N
     ClusterRecord(
         address=ray.get_runtime_context().gcs_address,
         auth_mode=os.environ.get("RAY_AUTH_MODE", "disabled"),
+        auth_token_path=os.environ.get("RAY_AUTH_TOKEN_PATH"),
         ray_pid=ray_pid,
         api_url=api_url,
     ).save()
@@ -159,12 +161,26 @@ def down(force: bool) -> DownReport:
 
 def ensure_token() -> str:
     """Return the API's bearer token, made on first use and readable by the owner only."""
-    path = home() / "token"
+    return _secret(home() / "token").read_text(encoding="utf-8").strip()
+
+
+def require_ray_token() -> None:
+    """Make the Ray started from this process ask for a token, unless the user has chosen an authentication mode.
+
+    Ray's ports listen on all interfaces, and whoever reaches them without a token can run code as this user.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_secret(home() / "ray-token")))
+
+
+def _secret(path: Path) -> Path:
+    """Make a random secret in a file that only the owner can read, unless it is there; returns the path."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_urlsafe(32))
-    return path.read_text(encoding="utf-8").strip()
+    return path
 
 
 def _join(address: str) -> None:
@@ -177,7 +193,7 @@ def _join(address: str) -> None:
 
 def _start_ray(settings: Settings) -> tuple[int, str]:
     """Start a Ray head in the foreground of a process of its own, so that exactly it can be stopped again."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    require_ray_token()
     log = home() / "ray-head.log"
     home().mkdir(parents=True, exist_ok=True, mode=0o700)
     devices = settings.device.count or max(1, len(os.sched_getaffinity(0)) // settings.device.cores_per_gpu)

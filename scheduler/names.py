@@ -43,14 +43,21 @@ class ClusterRecord:
     Attributes:
         address: Ray address (host:port).
         auth_mode: Value for ``RAY_AUTH_MODE``, which every process of a cluster must agree on.
+        auth_token_path: File with Ray's token; None when the mode needs none or Ray's own default place is used.
         ray_pid: Process id of the Ray head that ``up --local`` started; None when the cluster was there before.
         api_url: Where the admin API listens; None when it is off.
     """
 
     address: str
     auth_mode: str
+    auth_token_path: str | None
     ray_pid: int | None
     api_url: str | None
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables with which Ray's own tools reach this cluster."""
+        token = {} if self.auth_token_path is None else {"RAY_AUTH_TOKEN_PATH": self.auth_token_path}
+        return {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": self.auth_mode, **token}
 
     def save(self) -> None:
         """Write the record; readable by the owner only."""

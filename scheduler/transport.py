@@ -127,7 +127,9 @@ def _join(address: str | None) -> None:
                 "--address or RAY_ADDRESS"
             )
         address = record.address
-    os.environ.setdefault("RAY_AUTH_MODE", record.auth_mode if record else "disabled")
+    for name, value in (record.environment() if record else {"RAY_AUTH_MODE": "disabled"}).items():
+        if name != "RAY_ADDRESS":
+            os.environ.setdefault(name, value)
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:

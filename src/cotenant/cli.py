@@ -7,6 +7,7 @@ Exit codes: 0 done; 2 the job can never be placed on this cluster; 1 anything el
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -338,6 +339,18 @@ def down(
     typer.echo(f"stopped; jobs that were still active: {report.stopped_jobs}")
     for line in report.notes:
         _render.note(line)
+
+
+@app.command()
+def env() -> None:
+    """Print what Ray's own tools need to reach this cluster: eval "$(cotenant env)"."""
+    from cotenant.scheduler.names import ClusterRecord  # noqa: PLC0415
+
+    record = ClusterRecord.load()
+    if record is None:
+        raise CotenantError("no cotenant was started from here: run 'cotenant up' first")
+    for name, value in record.environment().items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 @app.command()

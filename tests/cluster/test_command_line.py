@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,7 +26,8 @@ class Shell:
     def __init__(self, home: Path) -> None:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "COTENANT_"))},
-            **RAY_ENVIRONMENT,
+            # as a user has it: no authentication mode is chosen, so 'up --local' makes Ray ask for a token
+            **{name: value for name, value in RAY_ENVIRONMENT.items() if name != "RAY_AUTH_MODE"},
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "COTENANT_HOME": str(home / "home"),
             "COTENANT_RUN_DIR": str(home / "run"),
@@ -58,7 +60,9 @@ def shell(tmp_path_factory):
     shell = Shell(tmp_path_factory.mktemp("cli"))
     up = shell("cotenant", "up", "--local", "--devices", "2", timeout_s=150)
     assert "2" in up.stdout
-    shell.environment["RAY_ADDRESS"] = str(shell.record()["address"])
+    exported = [line.removeprefix("export ") for line in shell("cotenant", "env").stdout.splitlines()]
+    shell.environment.update(dict(shlex.split(line)[0].split("=", 1) for line in exported))
+    assert shell.environment["RAY_AUTH_MODE"] == "token"
     yield shell
     pid = int(shell.record()["ray_pid"])
     shell("cotenant", "down", timeout_s=120)

@@ -1,0 +1,53 @@
+"""Where things are found, and what may be read by others."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cotenant.actors import cluster
+from cotenant.scheduler.names import ClusterRecord
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("COTENANT_HOME", str(tmp_path / "home"))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def test_a_cluster_record_survives_and_is_private(tmp_path):
+    record = ClusterRecord("127.0.0.1:6379", "token", "/secret", 42, "http://127.0.0.1:8266")
+    record.save()
+    assert ClusterRecord.load() == record
+    mode = (tmp_path / "home" / "cluster.json").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o600
+    ClusterRecord.remove()
+    assert ClusterRecord.load() is None
+
+
+@pytest.mark.parametrize(("token", "extra"), [(None, {}), ("/secret", {"RAY_AUTH_TOKEN_PATH": "/secret"})])
+def test_rays_own_tools_get_what_they_need(token, extra):
+    environment = ClusterRecord("h:1", "token", token, None, None).environment()
+    assert environment == {"RAY_ADDRESS": "h:1", "RAY_AUTH_MODE": "token", **extra}
+
+
+def test_a_local_ray_asks_for_a_token_by_default():
+    cluster.require_ray_token()
+    path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    first = path.read_text()
+    cluster.require_ray_token()
+    assert path.read_text() == first
+    assert len(first) >= 32
+
+
+def test_the_users_choice_of_authentication_stays(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    cluster.require_ray_token()
+    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
