@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from cotenant.actors.scheduler_actor import Scheduler
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.errors import CotenantError, NotConnected
-from cotenant.scheduler.names import API, NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name, home
+from cotenant.scheduler.names import API, NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name, home, secret
 
 RAY_START_TIMEOUT_S = 90.0
 HOSTS_TIMEOUT_S = 60.0
@@ -56,6 +55,8 @@ class DownReport:
 def up(address: str | None, local: bool, settings: Settings, api_class: type | None) -> UpReport:
     """Start cotenant's actors on a Ray cluster; idempotent.
 
+    Ray reads its authentication mode when it is imported: call ``names.prepare_ray_environment`` before that.
+
     Args:
         address: Ray address of a running cluster; None = the one Ray finds.
         local: Start a Ray head on this machine (loopback only) first, when none was started by us before.
@@ -74,7 +75,6 @@ def up(address: str | None, local: bool, settings: Settings, api_class: type | N
             ray_pid, address = _start_ray(settings)
         else:
             ray_pid, address = record.ray_pid, record.address
-            os.environ.update(record.environment())
         _join(address)
     else:
         _join(address or "auto")
@@ -161,26 +161,7 @@ def down(force: bool) -> DownReport:
 
 def ensure_token() -> str:
     """Return the API's bearer token, made on first use and readable by the owner only."""
-    return _secret(home() / "token").read_text(encoding="utf-8").strip()
-
-
-def require_ray_token() -> None:
-    """Make the Ray started from this process ask for a token, unless the user has chosen an authentication mode.
-
-    Ray's ports listen on all interfaces, and whoever reaches them without a token can run code as this user.
-    """
-    if "RAY_AUTH_MODE" not in os.environ:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_secret(home() / "ray-token")))
-
-
-def _secret(path: Path) -> Path:
-    """Make a random secret in a file that only the owner can read, unless it is there; returns the path."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(32))
-    return path
+    return secret(home() / "token").read_text(encoding="utf-8").strip()
 
 
 def _join(address: str) -> None:
@@ -193,7 +174,6 @@ def _join(address: str) -> None:
 
 def _start_ray(settings: Settings) -> tuple[int, str]:
     """Start a Ray head in the foreground of a process of its own, so that exactly it can be stopped again."""
-    require_ray_token()
     log = home() / "ray-head.log"
     home().mkdir(parents=True, exist_ok=True, mode=0o700)
     devices = settings.device.count or max(1, len(os.sched_getaffinity(0)) // settings.device.cores_per_gpu)

@@ -25,6 +25,8 @@ from demo_report import render_console, write_html
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cotenant.scheduler.names import prepare_ray_environment
+
 MODES = ("exclusive", "static", "cotenant")
 TITLES = {
     "exclusive": "1/3 one job per device",
@@ -90,6 +92,7 @@ def run_modes(mix: Sequence[DemoJob], out: Path, console: Console) -> list[Mode]
     shutil.rmtree(state, ignore_errors=True)
     state.mkdir(parents=True)
     os.environ["COTENANT_HOME"] = str(state)
+    prepare_ray_environment(local=True)
     import ray  # noqa: PLC0415 - after the environment it reads is set
 
     from cotenant.actors import cluster  # noqa: PLC0415
@@ -97,7 +100,6 @@ def run_modes(mix: Sequence[DemoJob], out: Path, console: Console) -> list[Mode]
     from cotenant.scheduler.client import Client  # noqa: PLC0415
 
     settings = Settings(device=DeviceSettings(count=2), api=ApiSettings(enabled=False))
-    cluster.require_ray_token()
     console.print("starting Ray and cotenant on this machine …")
     ray.init(
         address="local", num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",

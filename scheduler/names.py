@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,3 +79,34 @@ class ClusterRecord:
     def remove() -> None:
         """Forget the cluster."""
         (home() / "cluster.json").unlink(missing_ok=True)
+
+
+def secret(path: Path) -> Path:
+    """Make a random secret in a file that only the owner can read, unless it is there; returns the path."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(32))
+    return path
+
+
+def prepare_ray_environment(*, local: bool) -> None:
+    """Set Ray's authentication mode, before Ray is imported (that is when it reads it); what the user has set stays.
+
+    A cluster that ``up`` recorded is joined with its own mode. A Ray that is about to be started here is made
+    to ask for a token: its ports listen on all interfaces, and whoever reaches them without one can run code.
+
+    Args:
+        local: A Ray head is about to be started on this machine unless the recorded one still runs.
+    """
+    record = ClusterRecord.load()
+    wanted = {} if record is None else record.environment()
+    wanted.pop("RAY_ADDRESS", None)
+    if not wanted:
+        wanted["RAY_AUTH_MODE"] = "token" if local else "disabled"
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    if wanted["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN_PATH" not in wanted:
+        wanted["RAY_AUTH_TOKEN_PATH"] = str(secret(home() / "ray-token"))
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from typing import Any
 
 from cotenant.scheduler.errors import CotenantError, NotConnected
-from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name
+from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name, prepare_ray_environment
 
 CALL_TIMEOUT_S = 60.0
 RETRY_S = 0.1
@@ -102,10 +103,9 @@ def connect(address: str | None) -> Link:
     Raises:
         NotConnected: No cluster, or none with a cotenant.
     """
-    import ray  # noqa: PLC0415
-
-    owns_ray = not ray.is_initialized()
+    owns_ray = "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
     if owns_ray:
+        prepare_ray_environment(local=False)
         _join(address)
     link = Link(owns_ray)
     try:
@@ -127,9 +127,6 @@ def _join(address: str | None) -> None:
                 "--address or RAY_ADDRESS"
             )
         address = record.address
-    for name, value in (record.environment() if record else {"RAY_AUTH_MODE": "disabled"}).items():
-        if name != "RAY_ADDRESS":
-            os.environ.setdefault(name, value)
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:

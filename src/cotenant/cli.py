@@ -310,6 +310,9 @@ def up(
         raise CotenantError(str(error)) from error
     if devices is not None:
         settings = settings.model_copy(update={"device": settings.device.model_copy(update={"count": devices})})
+    from cotenant.scheduler.names import prepare_ray_environment  # noqa: PLC0415
+
+    prepare_ray_environment(local=local)
     from cotenant.actors import cluster  # noqa: PLC0415 - imports Ray
     from cotenant.dashboards.server import Api  # noqa: PLC0415
 
@@ -330,6 +333,9 @@ def down(
     as_json: AsJson = False,
 ) -> None:
     """Stop all jobs and cotenant, and the Ray head if 'up --local' started it."""
+    from cotenant.scheduler.names import prepare_ray_environment  # noqa: PLC0415
+
+    prepare_ray_environment(local=False)
     from cotenant.actors import cluster  # noqa: PLC0415 - imports Ray
 
     report = cluster.down(force)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.actors import cluster
-from cotenant.scheduler.names import ClusterRecord
+from cotenant.scheduler.names import ClusterRecord, prepare_ray_environment
 
 
 @pytest.fixture(autouse=True)
@@ -37,17 +36,23 @@ def test_rays_own_tools_get_what_they_need(token, extra):
 
 
 def test_a_local_ray_asks_for_a_token_by_default():
-    cluster.require_ray_token()
+    prepare_ray_environment(local=True)
     path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
     assert os.environ["RAY_AUTH_MODE"] == "token"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     first = path.read_text()
-    cluster.require_ray_token()
+    prepare_ray_environment(local=True)
     assert path.read_text() == first
     assert len(first) >= 32
 
 
 def test_the_users_choice_of_authentication_stays(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    cluster.require_ray_token()
+    prepare_ray_environment(local=True)
     assert "RAY_AUTH_TOKEN_PATH" not in os.environ
+
+
+def test_a_recorded_cluster_is_joined_with_its_own_mode():
+    ClusterRecord("h:1", "token", "/its/token", None, None).save()
+    prepare_ray_environment(local=False)
+    assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN_PATH"]) == ("token", "/its/token")
