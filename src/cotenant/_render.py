@@ -57,6 +57,11 @@ def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any] | list[di
     print(json.dumps(content, indent=2))  # noqa: T201 - this is the output
 
 
+def print_json_lists(**lists: Sequence[BaseModel]) -> None:
+    """Print several lists of views as one plain JSON object."""
+    print(json.dumps({name: [_as_json(view) for view in views] for name, views in lists.items()}, indent=2))  # noqa: T201
+
+
 def _as_json(value: BaseModel | dict[str, Any]) -> Any:
     return value if isinstance(value, dict) else value.model_dump(mode="json")
 

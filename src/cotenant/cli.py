@@ -171,11 +171,15 @@ def ps(
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     address: Address = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one frame as plain JSON and end.")] = False,
 ) -> None:
     """Watch GPUs and jobs, refreshed every second, until Ctrl-C."""
     from rich.live import Live  # noqa: PLC0415 - only here
 
     with _client(address) as client:
+        if as_json:
+            _render.print_json_lists(gpus=client.gpus(), jobs=client.jobs(active_only=True))
+            return
         frame = _render.top(client.jobs(active_only=True), client.gpus())
         if once:
             _render.out().print(frame)

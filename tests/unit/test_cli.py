@@ -398,6 +398,16 @@ def test_lists_as_json(client: FakeClient, args: list[str], keys: dict[str, obje
     assert json.loads(out)[0].items() >= keys.items()
 
 
+def test_top_as_json_is_one_frame(client: FakeClient) -> None:
+    code, out, err = invoke("top", "--json")
+    assert (code, err) == (0, "")
+    frame = json.loads(out)
+    assert {name: [view[key] for view in frame[name]] for name, key in (("gpus", "gpu_id"), ("jobs", "job_id"))} == {
+        "gpus": [gpu.gpu_id for gpu in client.gpus()],
+        "jobs": [job.job_id for job in client.jobs(active_only=True)],
+    }
+
+
 @pytest.mark.parametrize("args", [["explain", "job-1"], ["plan"]])
 def test_answers_as_json(client: FakeClient, args: list[str]) -> None:
     assert isinstance(json.loads(invoke(*args, "--json")[1]), dict)
