@@ -32,7 +32,7 @@ clean:  ## remove what the targets above made
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 lock: venv  ## write requirements/lock.txt from what is installed
-	{ sed -n 1p requirements/lock.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//'; } > requirements/lock.new
+	{ sed -n 1p requirements/lock.txt; $(BIN)/pip freeze --all --exclude pip --exclude wheel --exclude-editable | sed 's/+cpu//'; } > requirements/lock.new
 	mv requirements/lock.new requirements/lock.txt
 
 venv: $(STAMP)
