@@ -27,6 +27,7 @@ from cotenant.scheduler.client import Client
 from cotenant.scheduler.errors import CotenantError, NotConnected
 from cotenant.scheduler.names import API, NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name, home, secret
 
+DASHBOARD_PORT = 8265  # Ray starts without its dashboard, and so without jobs, when its port is taken
 RAY_START_TIMEOUT_S = 90.0
 HOSTS_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -177,11 +178,12 @@ def _start_ray(settings: Settings) -> tuple[int, str]:
     log = home() / "ray-head.log"
     home().mkdir(parents=True, exist_ok=True, mode=0o700)
     devices = settings.device.count or max(1, len(os.sched_getaffinity(0)) // settings.device.cores_per_gpu)
-    port = _free_port()
+    port = _port()
     command = [
         str(Path(sys.executable).parent / "ray"),
         *("start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"),
         *(f"--num-gpus={devices}", "--disable-usage-stats", "--dashboard-host=127.0.0.1"),
+        f"--dashboard-port={_port(DASHBOARD_PORT)}",
     ]
     # Ray jobs inherit this environment: 'cotenant run' must be found even when no virtual environment is activated.
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
@@ -265,7 +267,11 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _free_port() -> int:
+def _port(preferred: int = 0) -> int:
+    """Return a port of this machine that nobody listens on, the preferred one if it is free."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        try:
+            probe.bind(("127.0.0.1", preferred))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
