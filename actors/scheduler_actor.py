@@ -147,7 +147,7 @@ class Scheduler:
         """Say why a job is where it is."""
         with self._lock:
             self._known(job_id)
-            return queries.explain(self._core.state, job_id, time.time())
+            return queries.explain(self._core.state, job_id, time.time(), self._controls().get(job_id, ""))
 
     def plan(self, specs: list[JobSpec], packing_bias: float | None) -> PlanView:
         """Say what would happen to these jobs; nothing is changed."""

@@ -15,7 +15,7 @@ from cotenant.placement.types import Share
 
 SHARE = "share"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-NOTHING_SEEN = "no PyTorch optimizer seen yet: nothing is limited; processes run on any core of the host"
+NOTHING_SEEN = "no PyTorch optimizer seen: compute is limited by the device's cores at most, and memory is not limited"
 NO_STEP = (
     "no optimizer step seen: compute is limited only by the device's cores, not by the share; memory is not limited"
 )

@@ -108,13 +108,14 @@ def predicted_throughput(job: Job, now: float) -> float | None:
 # -- explanations ---------------------------------------------------------------------------------------------------
 
 
-def explain(state: State, job_id: str, now: float) -> Explanation:
+def explain(state: State, job_id: str, now: float, controls: str = "") -> Explanation:
     """Say why a job is where it is and, when it waits, what would help.
 
     Args:
         state: The state.
         job_id: The job.
         now: Unix seconds.
+        controls: What holds the job's share and what cannot be held, in words (the shell knows).
 
     Raises:
         KeyError: No job with that id.
@@ -127,7 +128,7 @@ def explain(state: State, job_id: str, now: float) -> Explanation:
     elif job.state is JobState.QUEUED:
         summary, details = _why_it_waits(state, job, now)
     elif job.lease is not None:
-        details = _where_it_is(state, job)
+        details = [*_where_it_is(state, job), *([f"control: {controls}"] if controls else [])]
     details.extend(f"{change.at:.3f} {change.state}: {change.reason}" for change in job.history)
     helps = would_help(job.fit_errors or state.refused.get(job_id, ()))
     return Explanation(job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps)

@@ -153,7 +153,7 @@ def jobs(views: Sequence[JobView]) -> RenderableType:
             number(usage.step_rate if usage else None),
             number(measured, "x") if measured is not None else number(predicted, "x predicted"),
             _age(job, now),
-            job.reason,
+            (usage.controls if usage and job.state == "RUNNING" else "") or job.reason,
         )
     return table
 

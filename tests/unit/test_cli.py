@@ -413,6 +413,20 @@ def test_answers_as_json(client: FakeClient, args: list[str]) -> None:
     assert isinstance(json.loads(invoke(*args, "--json")[1]), dict)
 
 
+def test_ps_says_of_a_running_job_what_cannot_be_controlled(client: FakeClient) -> None:
+    usage = client.known["job-1"].usage
+    assert usage is not None
+    usage = usage.model_copy(update={"controls": "no optimizer step seen"})
+    client.known = {
+        "job-1": client.known["job-1"].model_copy(update={"usage": usage}),
+        "job-2": job_view("job-2", JobState.FAILED, usage=usage, reason="exit code 1"),
+    }
+    first, second = sorted(line for line in invoke("ps", "--all")[1].splitlines() if line.startswith("job-"))
+    assert "no optimizer step seen" in first
+    assert "no optimizer step seen" not in second
+    assert "exit code 1" in second
+
+
 def test_ps_hides_what_has_ended_and_empty_is_said(client: FakeClient) -> None:
     assert "job-9" not in invoke("ps")[1]
     client.known.clear()

@@ -205,6 +205,14 @@ class TestExplanations:
         assert details[0].startswith("on h1-0 beside b: compute 0.")
         assert details[1].startswith("predicted slowdown 1.")
 
+    def test_what_cannot_be_held_is_told_while_it_runs(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        told = "no optimizer step seen"
+        assert f"control: {told}" in queries.explain(driver.core.state, "a", driver.now, told).details
+        driver.do(JobExited("a", 1, "h1", 0))
+        assert "control" not in " ".join(queries.explain(driver.core.state, "a", driver.now, told).details)
+
     def test_of_a_host_that_does_not_answer(self) -> None:
         driver = Driver(host())
         driver.do(HostUnreachable("h1", "no report"))
