@@ -71,14 +71,24 @@ def up(address: str | None, local: bool, settings: Settings, api_class: type | N
     ray_pid: int | None = None
     if ray.is_initialized():
         address = ray.get_runtime_context().gcs_address
-    elif local:
-        if record is None or record.ray_pid is None or not _alive(record.ray_pid):
-            ray_pid, address = _start_ray(settings)
-        else:
-            ray_pid, address = record.ray_pid, record.address
-        _join(address)
-    else:
+    elif not local:
         _join(address or "auto")
+    elif record is not None and record.ray_pid is not None and _alive(record.ray_pid):
+        ray_pid = record.ray_pid
+        _join(record.address)
+    else:
+        ray_pid, address = _start_ray(settings)
+        try:
+            _join(address)
+            return _finish(settings, api_class, ray_pid)
+        except BaseException:
+            _end_ray(ray_pid)  # nothing is left of an 'up' that failed
+            raise
+    return _finish(settings, api_class, ray_pid)
+
+
+def _finish(settings: Settings, api_class: type | None, ray_pid: int | None) -> UpReport:
+    """Start the actors on the Ray this process is connected to, wait for the hosts and write the record."""
     notes = start_actors(settings, api_class)
     with Client.connect() as client:
         _wait_for_hosts(client)
@@ -86,15 +96,16 @@ def up(address: str | None, local: bool, settings: Settings, api_class: type | N
     serves = settings.api.enabled and api_class is not None
     api_url: Any = ray.get(ray.get_actor(API, NAMESPACE).url.remote()) if serves else None
     token = home() / "token" if serves and settings.api.require_token else None
+    address = ray.get_runtime_context().gcs_address
     ClusterRecord(
-        address=ray.get_runtime_context().gcs_address,
+        address=address,
         auth_mode=os.environ.get("RAY_AUTH_MODE", "disabled"),
         auth_token_path=os.environ.get("RAY_AUTH_TOKEN_PATH"),
         ray_pid=ray_pid,
         api_url=api_url,
     ).save()
     return UpReport(
-        address=ray.get_runtime_context().gcs_address,
+        address=address,
         hosts=len(hosts),
         gpus=len(gpus),
         api_url=api_url,

@@ -120,13 +120,14 @@ def _join(address: str | None) -> None:
     import ray  # noqa: PLC0415
 
     record = ClusterRecord.load()
-    if address is None and "RAY_ADDRESS" not in os.environ:
-        if record is None:
-            raise NotConnected(
-                "no cotenant is running here: start one with 'cotenant up --local', or name a Ray cluster with "
-                "--address or RAY_ADDRESS"
-            )
+    # Ray tells the commands of its jobs "auto", which is ambiguous where several clusters run on a machine.
+    if address is None and record is not None and os.environ.get("RAY_ADDRESS", "auto") == "auto":
         address = record.address
+    if address is None and "RAY_ADDRESS" not in os.environ:
+        raise NotConnected(
+            "no cotenant is running here: start one with 'cotenant up --local', or name a Ray cluster with "
+            "--address or RAY_ADDRESS"
+        )
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
