@@ -41,15 +41,8 @@ class Host:
         return self.launcher.adopt()
 
     def launch(self, *command: str, job_id: str = "job", epoch: int = 1, **more) -> Launched:
-        options = {
-            "revision": 0,
-            "kind": "command",
-            "cwd": "/",
-            "env": ENV,
-            "shares": [SHARE],
-            "grace_s": 0.3,
-            "command": command,
-        }
+        defaults = {"revision": 0, "kind": "command", "cwd": "/", "env": ENV, "shares": [SHARE], "grace_s": 0.3}
+        options = {**defaults, "command": command}
         return self.launcher.launch(job_id=job_id, epoch=epoch, **(options | more))
 
     def python(self, code: str, *args: str, **more) -> Launched:

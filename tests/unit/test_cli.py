@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import io
 import json
@@ -13,40 +12,18 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from command_line import RUNNER, invoke
 from fake_client import GIB, FakeClient, job_view
 from support import wait_until
-from typer.testing import CliRunner
 
 from cotenant import _attach, _preflight, _render, cli
-from cotenant.configs.settings import Settings
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.core.model import Hints, JobState
-from cotenant.scheduler.errors import CotenantError, NotConnected, NotPlaceable
+from cotenant.scheduler.errors import NotConnected, NotPlaceable
 from cotenant.scheduler.hints import HINT_NAMES
-
-RUNNER = CliRunner()
-ENDED = job_view("job-9", JobState.SUCCEEDED)
-
-
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeClient:
-    fake = FakeClient(job_view(), ENDED)
-    monkeypatch.setattr(cli, "_client", lambda address: fake)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(_preflight.RAY_JOB_CONFIG, raising=False)
-    (tmp_path / "train.py").touch()
-    return fake
-
-
-def invoke(*args: str) -> tuple[int, str, str]:
-    """Return (exit code, stdout, stderr); an exception that is no exit is a failure of the test."""
-    result = RUNNER.invoke(cli.app, list(args), catch_exceptions=False)
-    return result.exit_code, result.stdout, result.stderr
 
 
 def test_the_fake_has_the_methods_of_the_client() -> None:
@@ -469,142 +446,6 @@ def test_wrong_usage_is_exit_code_1(client: FakeClient, args: list[str]) -> None
     assert (code, out) == (1, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
-
-
-# -- plan -------------------------------------------------------------------------------------------------------------
-
-
-def test_plan_file(client: FakeClient, tmp_path: Path) -> None:
-    path = tmp_path / "plan.yaml"
-    path.write_text(
-        "jobs:\n- {name: bert, command: python 'my train.py', count: 2, hints: {gpu_memory: 2GiB, compute: 0.4}}\n"
-        "- {command: [python, -m, x]}\n- {hints: {gpu_memory: 1TiB}}\n"
-    )
-    assert invoke("plan", "--file", str(path), "--packing-bias", "0.7")[0] == 2
-    jobs, bias = client.planned
-    bert = Hints(gpu_memory=2 * GIB, compute=0.4)
-    command = ["python", "my train.py"]
-    assert jobs == [
-        ("bert-1", bert, command),
-        ("bert-2", bert, command),
-        ("python", Hints(), ["python", "-m", "x"]),
-        ("job", Hints(gpu_memory=2**40), []),
-    ]
-    assert bias == 0.7
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "give a list of jobs under 'jobs'"),
-        ("jobs: []", "give a list of jobs"),
-        ("[", "is no readable YAML file"),
-        ("jobs: [3]", "jobs[0]: 3 is not accepted; give a mapping"),
-        ("jobs: [{nam: x}]", "jobs[0]: 'nam' is not accepted; give name, command, hints, count"),
-        ("jobs: [{}, {count: 0}]", "jobs[1].count: 0 is not accepted"),
-        ("jobs: [{count: true}]", "jobs[0].count: True is not accepted"),
-        ("jobs: [{hints: 3}]", "jobs[0].hints: 3 is not accepted"),
-        ("jobs: [{command: 3}]", "jobs[0].command: 3 is not accepted"),
-        ('jobs: [{command: "\'"}]', 'command: "\'" is not accepted'),
-        ("jobs: [{hints: {gpus: true}}]", "gpus: True is not accepted"),
-        ("jobs: [{hints: {gpuss: 1}}]", "did you mean gpus"),
-    ],
-)
-def test_bad_plan_files(client: FakeClient, tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "plan.yaml"
-    path.write_text(text)
-    code, _, err = invoke("plan", "--file", str(path))
-    assert code == 1
-    assert message in err
-
-
-def test_plan_file_missing_or_mixed(client: FakeClient, tmp_path: Path) -> None:
-    assert "is no readable YAML file" in invoke("plan", "--file", "gone.yaml")[2]
-    assert "give either --file or" in invoke("plan", "--file", "gone.yaml", "--gpus", "2")[2]
-
-
-@dataclass(frozen=True)
-class UpReport:
-    """As in ``actors/cluster.py``."""
-
-    address: str
-    hosts: int
-    gpus: int
-    api_url: str | None
-    token_path: str | None
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class DownReport:
-    """As in ``actors/cluster.py``."""
-
-    stopped_jobs: int
-    notes: tuple[str, ...]
-
-
-# -- up, down, doctor -------------------------------------------------------------------------------------------------
-
-
-def test_up_checks_settings_first(client: FakeClient, tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("placement: {packing_bias: 3}")
-    code, _, err = invoke("up", "--config", "bad.yaml")
-    assert (code, err) == (
-        1,
-        "error: bad.yaml: placement.packing_bias: 3 is not accepted; give a number >= 0 and <= 1\n",
-    )
-    assert "give either --local or --address" in invoke("up", "--local", "--address", "a:1")[2]
-
-
-def test_up_and_down_report(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def up(address: object, local: bool, settings: Settings, api_class: type) -> UpReport:
-        seen.append((address, local, settings.device.count, api_class))
-        return UpReport("127.0.0.1:1", 1, 2, "http://127.0.0.1:8266", "/t", ("a note",))
-
-    fakes = {
-        "actors": ("cluster", SimpleNamespace(up=up, down=lambda force: DownReport(3 if force else 0, ()))),
-        "dashboards": ("server", SimpleNamespace(Api="the API")),
-    }
-    for room, (name, fake) in fakes.items():  # the real ones import Ray
-        monkeypatch.setitem(sys.modules, f"cotenant.{room}.{name}", fake)
-        monkeypatch.setattr(importlib.import_module(f"cotenant.{room}"), name, fake, raising=False)
-    code, out, err = invoke("up", "--local", "--devices", "2")
-    assert (code, err) == (0, "cotenant: a note\n")
-    assert "127.0.0.1:1: 1 hosts, 2 GPUs" in out
-    assert "http://127.0.0.1:8266 (token in /t)" in out
-    assert seen == [(None, True, 2, "the API")]
-    assert json.loads(invoke("up", "--json")[1])["gpus"] == 2
-    assert invoke("down", "--force")[1] == "stopped; jobs that were still active: 3\n"
-    assert json.loads(invoke("down", "--json")[1]) == {"stopped_jobs": 0, "notes": []}
-
-
-def test_doctor_warns_with_0_and_fails_with_1(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cotenant.actors import doctor
-    from cotenant.actors.doctor import Check
-
-    found = [Check("a", True, "x"), Check("b", False, "y", "costs", "mend")]
-    monkeypatch.setattr(doctor, "checks", lambda: list(found))
-    code, out, _ = invoke("doctor")
-    assert code == 0
-    assert all(word in out for word in ("ok", "warn", "cost: costs", "fix:  mend"))
-    found.append(Check("c", False, "z", "all", "buy", essential=True))
-    assert invoke("doctor")[0] == 1
-    assert [check["name"] for check in json.loads(invoke("doctor", "--json")[1])] == ["a", "b", "c"]
-
-
-def test_doctor_asks_the_cluster(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cotenant.actors import doctor
-
-    monkeypatch.setattr(doctor, "checks", list)
-    assert invoke("doctor", "--cluster")[0] == 0
-    client.well = False
-    assert "prm: restarting" in invoke("doctor", "--cluster")[1]
-    client.error = CotenantError("run 'cotenant up'")
-    code, out, _ = invoke("doctor", "--cluster")
-    assert code == 1
-    assert "fix:  run 'cotenant up'" in out
 
 
 # -- the whole program ------------------------------------------------------------------------------------------------

@@ -75,3 +75,13 @@ def test_every_room_is_known_here() -> None:
 @pytest.mark.parametrize("folder", [*ROOMS, "benchmarks", "docs", "examples", "tests"])
 def test_a_root_folder_explains_itself_in_forty_lines(folder: str) -> None:
     assert 0 < len((ROOT / folder / "README.md").read_text(encoding="utf-8").splitlines()) <= 40
+
+
+def test_no_file_outgrows_five_hundred_lines() -> None:
+    folders = (*ROOMS, "benchmarks", "examples", "src", "tests")
+    lengths = {
+        path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines())
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert {path: lines for path, lines in lengths.items() if lines > 500} == {}
