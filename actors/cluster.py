@@ -196,8 +196,14 @@ def _start_ray(settings: Settings) -> tuple[int, str]:
         *(f"--num-gpus={devices}", "--disable-usage-stats", "--dashboard-host=127.0.0.1"),
         f"--dashboard-port={_port(DASHBOARD_PORT)}",
     ]
-    # Ray jobs inherit this environment: 'cotenant run' must be found even when no virtual environment is activated.
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    address = f"127.0.0.1:{port}"
+    # Ray jobs inherit this environment: 'cotenant run' must be found even when no virtual environment is activated, and
+    # must find this cluster: the RAY_ADDRESS a Ray job gets is that of the Ray started last on the machine.
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "COTENANT_ADDRESS": address,
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -207,7 +213,6 @@ def _start_ray(settings: Settings) -> tuple[int, str]:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-    address = f"127.0.0.1:{port}"
 
     def ready() -> bool:
         if process.poll() is not None:

@@ -86,6 +86,8 @@ class Client:
         pinned_host: str | None = None,
     ) -> JobSpec:
         """Describe a job as it would be submitted from this process."""
+        if isinstance(command, str):
+            raise ValueError(f"command: {command!r} is not accepted; give a list of words, as {command.split()}")
         if kind == "command" and (not command or not command[0].strip()):
             raise ValueError("command: it is empty; give the program to run and its arguments")
         job_id = check_job_id(job_id) if job_id is not None else new_job_id()

@@ -120,7 +120,9 @@ def _join(address: str | None) -> None:
     import ray  # noqa: PLC0415
 
     record = ClusterRecord.load()
-    # Ray tells the commands of its jobs "auto", which is ambiguous where several clusters run on a machine.
+    # COTENANT_ADDRESS comes first: the RAY_ADDRESS Ray gives the commands of its jobs is "auto" or the address of the
+    # Ray started last on the machine, which is another one where several run.
+    address = address or os.environ.get("COTENANT_ADDRESS") or None
     if address is None and record is not None and os.environ.get("RAY_ADDRESS", "auto") == "auto":
         address = record.address
     if address is None and "RAY_ADDRESS" not in os.environ:

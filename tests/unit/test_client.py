@@ -1,0 +1,51 @@
+"""What the client decides before it asks anybody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cotenant.scheduler import transport
+from cotenant.scheduler.client import Client
+from cotenant.scheduler.core.model import Hints
+from cotenant.scheduler.names import ClusterRecord
+
+
+class NoLink:
+    def origin(self) -> tuple[None, None]:
+        return None, None
+
+
+@pytest.mark.parametrize("command", ["python train.py", "python", "python 'my train.py", ""])
+def test_a_command_is_words_not_one_text(command: str) -> None:
+    """A text is a sequence too: its letters would be run as words."""
+    with pytest.raises(ValueError, match=r"^command: .* give a list of words"):
+        Client(NoLink()).spec(command, Hints())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "variables", "joined"),
+    [
+        ("given:1", {"COTENANT_ADDRESS": "set:1", "RAY_ADDRESS": "ray:1"}, "given:1"),
+        (None, {"COTENANT_ADDRESS": "set:1", "RAY_ADDRESS": "ray:1"}, "set:1"),  # Ray's may be another cluster's
+        (None, {"RAY_ADDRESS": "ray:1"}, None),  # Ray reads it itself
+        (None, {"COTENANT_ADDRESS": ""}, "recorded:1"),
+        (None, {}, "recorded:1"),
+    ],
+)
+def test_which_cluster_is_joined(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, given: str | None, variables: dict[str, str], joined: str | None
+) -> None:
+    import ray
+
+    monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
+    for name in ("COTENANT_ADDRESS", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ClusterRecord("recorded:1", "disabled", None, None, None).save()
+    asked: list[str | None] = []
+    monkeypatch.setattr(ray, "init", lambda address, **_: asked.append(address))
+    transport._join(given)
+    assert asked == [joined]
