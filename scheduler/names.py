@@ -9,6 +9,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cotenant.scheduler.errors import CotenantError
+
 NAMESPACE = "cotenant"
 SCHEDULER = "scheduler"
 PRM = "prm"
@@ -69,11 +71,20 @@ class ClusterRecord:
 
     @classmethod
     def load(cls) -> ClusterRecord | None:
-        """Return the record, or None when there is none."""
+        """Return the record, or None when there is none.
+
+        Raises:
+            CotenantError: The file holds something else, as one from another version does.
+        """
         path = home() / "cluster.json"
         if not path.exists():
             return None
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (TypeError, ValueError) as error:
+            raise CotenantError(
+                f"{path}: is no record of this version of cotenant ({error}); end what runs from there, then remove it"
+            ) from error
 
     @staticmethod
     def remove() -> None:

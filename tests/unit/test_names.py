@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
 import pytest
 
+from cotenant.scheduler.errors import CotenantError
 from cotenant.scheduler.names import ClusterRecord, prepare_ray_environment
 
 
@@ -27,6 +29,15 @@ def test_a_cluster_record_survives_and_is_private(tmp_path):
     assert stat.S_IMODE(mode) == 0o600
     ClusterRecord.remove()
     assert ClusterRecord.load() is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"address": "h:1", "more": 1}'])
+def test_a_record_of_another_version_is_told_with_its_path(tmp_path, content):
+    path = tmp_path / "home" / "cluster.json"
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(CotenantError, match=re.escape(str(path))):
+        ClusterRecord.load()
 
 
 @pytest.mark.parametrize(("token", "extra"), [(None, {}), ("/secret", {"RAY_AUTH_TOKEN_PATH": "/secret"})])
