@@ -43,7 +43,8 @@ def _nearest(errors: Iterable[FitError]) -> tuple[float, float]:
     return min(pairs, key=lambda pair: abs(pair[0] - pair[1]))
 
 
-def _bytes(value: float) -> str:
+def memory_text(value: float) -> str:
+    """Return bytes as people read them."""
     return f"{value / GIB:.1f} GiB" if value >= 0.1 * GIB else f"{value / (1 << 20):.0f} MiB"
 
 
@@ -53,12 +54,12 @@ def _at_least(errors: Sequence[FitError]) -> str:
 
 def _memory_short(errors: Sequence[FitError]) -> str:
     needed, available = _nearest(errors)
-    return f"{_at_least(errors)}{_bytes(needed - available)} short"
+    return f"{_at_least(errors)}{memory_text(needed - available)} short"
 
 
 def _memory_never(errors: Sequence[FitError]) -> str:
     needed, available = _nearest(errors)
-    return f"{_bytes(needed)} of memory wanted, at most {_bytes(available)} can be had even when empty"
+    return f"{memory_text(needed)} of memory wanted, at most {memory_text(available)} can be had even when empty"
 
 
 def _compute_short(errors: Sequence[FitError]) -> str:
@@ -106,7 +107,9 @@ def _says(text: str) -> Callable[[Sequence[FitError]], str]:
 def _help_memory(errors: Sequence[FitError]) -> str:
     _, available = _nearest(errors)
     return (
-        f"ask for at most {_bytes(available)} of gpu_memory per GPU" if available > 0 else "wait for memory to be freed"
+        f"ask for at most {memory_text(available)} of gpu_memory per GPU"
+        if available > 0
+        else "wait for memory to be freed"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from cotenant.forecasting.types import InterferencePredictor, Signature
 from cotenant.placement import types as placement
 from cotenant.placement.explain import explain as fold
-from cotenant.placement.explain import would_help
+from cotenant.placement.explain import memory_text, would_help
 from cotenant.placement.objective import packing_saving
 from cotenant.scheduler.core.cycle import Plan, propose
 from cotenant.scheduler.core.engine import Core
@@ -129,9 +129,17 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
         summary, details = _why_it_waits(state, job, now)
     elif job.lease is not None:
         details = [*_where_it_is(state, job), *([f"control: {controls}"] if controls else [])]
-    details.extend(f"{change.at:.3f} {change.state}: {change.reason}" for change in job.history)
+    details.extend(f"{_ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
     helps = would_help(job.fit_errors or state.refused.get(job_id, ()))
     return Explanation(job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps)
+
+
+def _ago(seconds: float) -> str:
+    """Return how long ago something was, in its largest whole unit and, below a minute, in tenths of a second."""
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.1f} s ago"
 
 
 def _why_it_waits(state: State, job: Job, now: float) -> tuple[str, list[str]]:
@@ -151,7 +159,7 @@ def _where_it_is(state: State, job: Job) -> list[str]:
     for share in job.lease.shares if job.lease else ():
         beside = [other.spec.job_id for other in state.residents(share.gpu_id) if other is not job]
         company = f"beside {', '.join(beside)}" if beside else "alone"
-        details.append(f"on {share.gpu_id} {company}: compute {share.compute:.2f}, {share.memory_bytes} bytes")
+        details.append(f"on {share.gpu_id} {company}: compute {share.compute:.2f}, {memory_text(share.memory_bytes)}")
     if job.predicted is not None:
         details.append(f"predicted slowdown {1.0 / job.predicted:.2f}")
     return details

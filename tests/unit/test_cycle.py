@@ -203,6 +203,7 @@ class TestExplanations:
         driver.run(half("a"), half("b"))
         details = queries.explain(driver.core.state, "a", driver.now).details
         assert details[0].startswith("on h1-0 beside b: compute 0.")
+        assert details[0].endswith(" GiB")
         assert details[1].startswith("predicted slowdown 1.")
 
     def test_what_cannot_be_held_is_told_while_it_runs(self) -> None:
@@ -212,6 +213,19 @@ class TestExplanations:
         assert f"control: {told}" in queries.explain(driver.core.state, "a", driver.now, told).details
         driver.do(JobExited("a", 1, "h1", 0))
         assert "control" not in " ".join(queries.explain(driver.core.state, "a", driver.now, told).details)
+
+    def test_times_are_told_as_people_do(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        for later, text in (
+            (0.0, "0.0 s ago"),
+            (90.0, "90.0 s ago"),
+            (600.0, "10 min ago"),
+            (9e4, "25 h ago"),
+            (9e5, "10 d ago"),
+        ):
+            last = queries.explain(driver.core.state, "a", driver.now + later).details[-1]
+            assert last.startswith(f"{text}  RUNNING: ")
 
     def test_of_a_host_that_does_not_answer(self) -> None:
         driver = Driver(host())
