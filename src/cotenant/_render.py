@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +30,8 @@ _STATE_STYLES = {
     "CANCELLED": "magenta",
 }
 _BAR = 12
+_GAP = 2  # between two columns
+_JOB_ID_WIDTH = 26
 
 
 def out() -> Console:
@@ -117,17 +119,53 @@ def _shares(shares: Iterable[ShareView]) -> str:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    *first, last = columns  # the last one is for people and gives way when the terminal is narrow
-    for column in first:
-        table.add_column(column, no_wrap=True, overflow="ellipsis")
-    table.add_column(last, overflow="fold")
-    return table
+class _Table:
+    """Rows that fit where they are shown: a narrow terminal gets fewer columns instead of unreadable ones.
 
+    The last column is for people and wraps.
 
-def _row(table: Table, *cells: str | Text) -> None:
-    table.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell)) for cell in cells))
+    Args:
+        columns: Headings.
+        spare: Headings that may be left out, the first one first.
+        last_width: Room to keep for the last column, in characters; less when nothing in it is as long.
+    """
+
+    def __init__(self, *columns: str, spare: Sequence[str] = (), last_width: int = 20) -> None:
+        self._columns = columns
+        self._spare = spare
+        self._last_width = last_width
+        self._rows: list[tuple[Text, ...]] = []
+
+    def row(self, *cells: str | Text) -> None:
+        """Add a row."""
+        self._rows.append(tuple(cell if isinstance(cell, Text) else Text(plain(cell)) for cell in cells))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Build the table for a width."""
+        shown = self._fitting(options.max_width)
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in shown[:-1]:
+            table.add_column(name, no_wrap=True, overflow="ellipsis")
+        table.add_column(shown[-1], overflow="fold")
+        kept = [self._columns.index(name) for name in shown]
+        for cells in self._rows:
+            table.add_row(*(cells[position] for position in kept))
+        yield table
+
+    def _fitting(self, room: int) -> list[str]:
+        """Return the columns to show."""
+        widths = {
+            name: max([len(name), *(cells[position].cell_len for cells in self._rows)])
+            for position, name in enumerate(self._columns)
+        }
+        last = self._columns[-1]
+        widths[last] = min(widths[last], max(self._last_width, len(last)))
+        shown = list(self._columns)
+        for name in self._spare:
+            if sum(widths[column] for column in shown) + _GAP * (len(shown) - 1) <= room:
+                break
+            shown.remove(name)
+        return shown
 
 
 def _state(state: str) -> Text:
@@ -139,33 +177,53 @@ def jobs(views: Sequence[JobView]) -> RenderableType:
     if not views:
         return Text("no jobs")
     now = time.time()
-    table = _table("JOB", "NAME", "STATE", "SHARES", "UTIL", "STEPS/S", "SLOWDOWN", "TIME", "NOTE")
+    table = _Table(
+        *("JOB", "NAME", "STATE", "UTIL", "STEPS/S", "SLOWDOWN", "TIME", "SHARES OR REASON"),
+        spare=("STEPS/S", "UTIL", "NAME", "SLOWDOWN", "TIME"),
+        last_width=28,
+    )
     for job in views:
         usage = job.usage
-        measured, predicted = job.slowdown_measured, job.slowdown_predicted
-        _row(
-            table,
+        table.row(
             job.job_id,
             job.name,
             _state(job.state),
-            _shares(job.shares),
             percent(usage.util_mean if usage else None),
             number(usage.step_rate if usage else None),
-            number(measured, "x") if measured is not None else number(predicted, "x predicted"),
+            _slowdown(job),
             _age(job, now),
-            (usage.controls if usage and job.state == "RUNNING" else "") or job.reason,
+            _where(job),
         )
     return table
+
+
+def _slowdown(job: JobView) -> str:
+    """Return the slowdown as measured; "~" marks a prediction, which means nothing any more when the job has ended."""
+    if job.slowdown_measured is not None:
+        return number(job.slowdown_measured, "x")
+    if job.slowdown_predicted is None or job.ended_at is not None:
+        return "-"
+    return f"~{number(job.slowdown_predicted, 'x')}"
+
+
+def _where(job: JobView) -> str:
+    """Return a job's shares and, of a running one, what cannot be held; of all others why they are in their state."""
+    controls = job.usage.controls if job.usage else ""
+    told = controls if job.state == "RUNNING" and job.shares else job.reason
+    return ": ".join(part for part in (_shares(job.shares) if job.shares else "", told) if part) or "-"
 
 
 def gpus(views: Sequence[GpuView]) -> RenderableType:
     """Return the table of ``gpus``."""
     if not views:
         return Text("no GPUs: 'cotenant doctor --cluster' says why")
-    table = _table("GPU", "TYPE", "HOST", "UTIL", "MEMORY USED", "RESERVED", "OF", "COMPUTE", "JOBS")
+    table = _Table(
+        *("GPU", "TYPE", "HOST", "UTIL", "MEMORY USED", "RESERVED", "OF", "COMPUTE", "JOBS"),
+        spare=("TYPE", "HOST", "OF", "COMPUTE", "RESERVED"),
+        last_width=_JOB_ID_WIDTH,
+    )
     for gpu in views:
-        _row(
-            table,
+        table.row(
             gpu.gpu_id if gpu.healthy else Text(f"{plain(gpu.gpu_id)} (lost)", "red"),
             gpu.gpu_type,
             gpu.host_id[:12],
@@ -191,17 +249,15 @@ def hosts(views: Sequence[HostView]) -> RenderableType:
     if not views:
         return Text("no hosts: 'cotenant doctor --cluster' says why")
     now = time.time()
-    table = _table("HOST", "NAME", "STATE", "GPUS", "LAST REPORT", "CLAIM", "NOTE")
+    table = _Table("HOST", "NAME", "STATE", "GPUS", "LAST REPORT", "NOTE", spare=("NAME", "LAST REPORT"))
     for host in views:
-        _row(
-            table,
+        table.row(
             host.host_id[:12],
             host.name,
             Text("reachable", "green") if host.reachable else Text("unreachable", "red"),
             str(len(host.gpus)),
             "-" if host.last_report_at is None else f"{span(now - host.last_report_at)} ago",
-            host.claim,
-            host.note,
+            "; ".join(part for part in (host.claim, host.note) if part),
         )
     return table
 
@@ -217,11 +273,12 @@ def explanation(view: Explanation) -> RenderableType:
 
 def plan(view: PlanView) -> RenderableType:
     """Return the answer of ``plan``."""
-    table = _table("JOB", "PLACEABLE", "SHARES", "SLOWDOWN", "NEIGHBOURS", "WHY")
+    table = _Table(
+        *("JOB", "PLACEABLE", "SHARES", "SLOWDOWN", "NEIGHBOURS", "WHY"), spare=("NEIGHBOURS", "SLOWDOWN", "SHARES")
+    )
     styles = {"now": "green", "later": "yellow", "never": "red"}
     for job in view.jobs:
-        _row(
-            table,
+        table.row(
             job.name,
             Text(job.placeable, styles[job.placeable]),
             _shares(job.shares),
@@ -243,13 +300,13 @@ def top(job_views: Sequence[JobView], gpu_views: Sequence[GpuView]) -> Renderabl
 
 def checks(found: Sequence[Check]) -> RenderableType:
     """Return the table of ``doctor``: what is wrong gets its cost and its fix below it."""
-    table = _table("", "CHECK", "FOUND")
+    table = _Table("", "CHECK", "FOUND")
     for check in found:
         mark = (
             Text("ok", "green") if check.ok else Text("MISSING", "red") if check.essential else Text("warn", "yellow")
         )
-        _row(table, mark, check.name, check.found)
+        table.row(mark, check.name, check.found)
         if not check.ok:
-            _row(table, "", "", Text(f"cost: {plain(check.cost)}", "dim"))
-            _row(table, "", "", Text(f"fix:  {plain(check.fix)}", "dim"))
+            table.row("", "", Text(f"cost: {plain(check.cost)}", "dim"))
+            table.row("", "", Text(f"fix:  {plain(check.fix)}", "dim"))
     return table

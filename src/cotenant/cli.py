@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,8 @@ class _Group(TyperGroup):
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.TyperException as error:
             if message := error.format_message():  # empty when the help was printed instead
-                _render.problem(f"{message.rstrip('.')}. See: cotenant --help")
+                where = getattr(getattr(error, "ctx", None), "command_path", "cotenant")
+                _render.problem(f"{message.rstrip('.')}. See: {where} --help")
             code = FAILED
         except NotPlaceable as error:
             _render.problem(f"not placeable: {error}")
@@ -91,7 +93,10 @@ def _client(address: str | None) -> Client:
     """Connect; tests put another client here."""
     from cotenant.scheduler.client import Client  # noqa: PLC0415 - imports pydantic
 
-    return Client.connect(address)
+    client = Client.connect(address)
+    # Ray's handler prints a stack dump; whoever stays with a job puts a handler of its own in place after this.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return client
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
@@ -324,7 +329,9 @@ def up(
     if as_json:
         _render.print_json(asdict(report))
         return
-    typer.echo(f"cotenant runs on Ray at {report.address}: {report.hosts} hosts, {report.gpus} GPUs")
+    typer.echo(
+        f"cotenant runs on Ray at {report.address}: {_count(report.hosts, 'host')}, {_count(report.gpus, 'GPU')}"
+    )
     if report.api_url:
         typer.echo(f"admin API: {report.api_url}" + (f" (token in {report.token_path})" if report.token_path else ""))
     for line in report.notes:
@@ -421,6 +428,10 @@ def _planned(job: Mapping[str, Any]) -> list[tuple[str, Hints, list[str]]]:
     name = str(job.get("name") or _preflight.default_name(words))
     hints = parse_hints(job.get("hints", {}), time.time())
     return [(name if count == 1 else f"{name}-{index}", hints, words) for index in range(1, count + 1)]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _write(data: bytes) -> None:

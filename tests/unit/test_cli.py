@@ -342,7 +342,7 @@ def test_a_waiting_job_says_what_it_waits_for(client: FakeClient, monkeypatch: p
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["ps"], ["job-1", "RUNNING", "gpu-0 40% 2.0GiB", "50%", "12.50", "1.10x predicted"]),
+        (["ps"], ["job-1", "RUNNING", "gpu-0 40% 2.0GiB", "50%", "12.50", "~1.10x"]),
         (["ps", "--all"], ["job-9", "SUCCEEDED"]),
         (["gpus"], ["gpu-0", "██████░░░░░░ 50%", "gpu-1 (lost)", "1.0GiB", "8.0GiB"]),
         (["hosts"], ["host-0", "reachable", "held"]),

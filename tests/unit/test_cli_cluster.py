@@ -118,7 +118,7 @@ def test_up_and_down_report(client: FakeClient, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(importlib.import_module(f"cotenant.{room}"), name, fake, raising=False)
     code, out, err = invoke("up", "--local", "--devices", "2")
     assert (code, err) == (0, "cotenant: a note\n")
-    assert "127.0.0.1:1: 1 hosts, 2 GPUs" in out
+    assert "127.0.0.1:1: 1 host, 2 GPUs" in out
     assert "http://127.0.0.1:8266 (token in /t)" in out
     assert seen == [(None, True, 2, "the API")]
     assert json.loads(invoke("up", "--json")[1])["gpus"] == 2

@@ -1,0 +1,64 @@
+"""What people read of the command line: tables in narrow terminals, where errors point, how a client ends."""
+
+from __future__ import annotations
+
+import io
+import signal
+
+import pytest
+from command_line import invoke
+from fake_client import SHARE, FakeClient, job_view
+from rich.console import Console
+
+from cotenant import _render, cli
+from cotenant.scheduler.client import Client
+from cotenant.scheduler.core.model import JobState
+
+JOB_ID = "job-20301231-235959-abcdef"
+LONG = [
+    job_view(JOB_ID, name="a-name-of-some-length", shares=[SHARE.model_copy(update={"gpu_id": "cpu-vm-4f84ed-1"})]),
+    job_view("job-20301231-235959-000000", JobState.QUEUED, shares=[], reason="2 GPUs: predicted slowdown 1.88 > 1.50"),
+]
+
+
+@pytest.mark.parametrize("width", [80, 100, 132, 1000])
+def test_no_terminal_cuts_what_is_needed_to_go_on(width: int) -> None:
+    """Ids must be copied from these tables, and states be read; nothing may end in an ellipsis."""
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(_render.jobs(LONG))
+    console.print(_render.gpus([FakeClient().gpus()[0].model_copy(update={"jobs": [JOB_ID]})]))
+    text = console.export_text()
+    assert text.count(JOB_ID) == 2
+    assert [word for word in ("RUNNING", "QUEUED", "predicted") if word not in text] == []
+    assert "…" not in text
+    assert ("STEPS/S" in text) == (width >= 132)
+
+
+def test_the_prediction_for_a_job_that_has_ended_is_not_shown() -> None:
+    ended = job_view("job-9", JobState.SUCCEEDED, slowdown_predicted=1.1, slowdown_measured=None, ended_at=1.0)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(_render.jobs([ended]))
+    assert "1.10x" not in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "where"), [(["explain"], "cotenant explain"), (["nope"], "cotenant"), (["ps", "-x"], "cotenant ps")]
+)
+def test_wrong_usage_points_to_the_help_of_that_command(client: FakeClient, args: list[str], where: str) -> None:
+    assert invoke(*args)[2].endswith(f" See: {where} --help\n")
+
+
+def test_a_connected_client_dies_of_sigterm_without_rays_stack_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    connected = FakeClient()
+
+    def connect(_address: str | None) -> FakeClient:
+        signal.signal(signal.SIGTERM, lambda *_: None)  # as importing Ray does
+        return connected
+
+    monkeypatch.setattr(Client, "connect", connect)
+    try:
+        assert cli._client(None) is connected
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
