@@ -50,7 +50,7 @@ def figures(modes: Sequence[Mode], families: Mapping[str, str]) -> dict[str, Any
         "packing_saving_predicted": _saving(occupied, _work_predicted_s(packed)),
         "unfairness": max(slowdowns) / min(slowdowns) if slowdowns else None,
         "decisions": _decisions(packed),
-        "refusals": [{"job": name, "text": text} for name, text in packed.waiting.items()],
+        "refusals": [{"job": name, "text": _with_names(text, packed)} for name, text in packed.waiting.items()],
     }
 
 
@@ -162,9 +162,16 @@ def _saving(together_s: float, alone_s: float) -> float | None:
 
 def _decisions(mode: Mode) -> list[dict[str, Any]]:
     lines = [
-        {"job": view.name, "at_s": change.at - mode.begun, "text": change.reason}
+        {"job": view.name, "at_s": change.at - mode.begun, "text": _with_names(change.reason, mode)}
         for view in mode.views
         for change in view.history
         if str(change.state) == "STARTING"
     ]
     return sorted(lines, key=lambda line: line["at_s"])
+
+
+def _with_names(text: str, mode: Mode) -> str:
+    """Return the text with the jobs' names in place of their ids."""
+    for view in mode.views:
+        text = text.replace(view.job_id, view.name)
+    return text
