@@ -60,7 +60,8 @@ def up(address: str | None, local: bool, settings: Settings, api_class: type | N
 
     Args:
         address: Ray address of a running cluster; None = the one Ray finds.
-        local: Start a Ray head on this machine (loopback only) first, when none was started by us before.
+        local: Start a Ray head on this machine first, when none was started by us before. Its ports listen on all
+            interfaces, behind a token.
         settings: All settings; a cotenant that runs already keeps its own.
         api_class: The actor class that serves the admin API (it lives in a room above this one); None = no API.
 

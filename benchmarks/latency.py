@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 from common import Row, options, write_report
 
+from cotenant.scheduler.names import prepare_ray_environment
+
 WARM, COLD = (100, 10)
 QUICK_WARM, QUICK_COLD = (20, 3)
 FIRST_LINE = "import sys, time; print(time.time(), flush=True)"
@@ -27,7 +29,8 @@ def main() -> None:
     """Run the benchmark."""
     arguments = options(__doc__.partition("\n")[0]).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(COTENANT_HOME=f"{folder}/home", COTENANT_RUN_DIR=f"{folder}/run", RAY_AUTH_MODE="disabled")
+        os.environ.update(COTENANT_HOME=f"{folder}/home", COTENANT_RUN_DIR=f"{folder}/run")
+        prepare_ray_environment(local=True)
         warm, cold = measure(*((QUICK_WARM, QUICK_COLD) if arguments.quick else (WARM, COLD)))
     rows = [
         Row(
