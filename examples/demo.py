@@ -1,7 +1,7 @@
 """The demo behind ``make run``: real training jobs, one per device, then in static halves, then packed by cotenant.
 
-Everything is measured on this machine. Ray runs here too and asks for a token; jobs are the programs in ``examples/workloads``,
-which know nothing of cotenant; devices are slices of real cores (the ``cpu`` backend).
+Everything is measured on this machine. Ray runs here too and asks for a token; jobs are the programs in
+``examples/workloads``, which know nothing of cotenant; devices are slices of real cores (the ``cpu`` backend).
 """
 
 from __future__ import annotations
