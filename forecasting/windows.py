@@ -7,8 +7,8 @@ from typing import TypeGuard
 
 from cotenant.forecasting.types import Reading, Signature
 
-_MOST_BYTES = float(1 << 50)
-_MOST_UTIL = 1.1  # counters are read a little late or early: up to here it is noise and clipped, beyond it is absurd
+MOST_BYTES = float(1 << 50)
+MOST_UTIL = 1.1  # counters are read a little late or early: up to here it is noise and clipped, beyond it is absurd
 
 
 def finite(value: Reading) -> TypeGuard[float]:
@@ -25,7 +25,7 @@ def usable_window(signature: Signature) -> bool:
 def usable_util(signature: Signature) -> float | None:
     """Return the window's utilisation in [0, 1] corrected for throttling; None when it is missing or absurd."""
     util = signature.util_mean
-    if not finite(util) or not 0.0 <= util <= _MOST_UTIL:
+    if not finite(util) or not 0.0 <= util <= MOST_UTIL:
         return None
     return uncensored(util, signature.throttled_fraction)
 
@@ -35,9 +35,9 @@ def usable_memory(signature: Signature) -> tuple[float, float] | None:
     memory, peak = signature.memory_bytes, signature.memory_peak_bytes
     if not finite(memory):
         memory = peak
-    if not finite(memory) or not 0.0 <= memory <= _MOST_BYTES:
+    if not finite(memory) or not 0.0 <= memory <= MOST_BYTES:
         return None
-    if not finite(peak) or not memory <= peak <= _MOST_BYTES:
+    if not finite(peak) or not memory <= peak <= MOST_BYTES:
         peak = memory
     return memory, peak
 

@@ -56,7 +56,7 @@ def unprofiled(profile: DemandProfile, settings: PlacementSettings) -> bool:
 def basic_error(request: Request, gpu: GpuView, memory_bytes: int) -> FitError | None:
     """Check what holds under every policy: the GPU takes jobs at all, memory, exclusiveness."""
     residents = gpu.residents
-    if memory_bytes > gpu.memory_bytes:
+    if memory_bytes > gpu.memory_bytes > 0:  # 0: a broken GPU that does not say what it has
         return FitError("memory_never", gpu.gpu_id, memory_bytes, gpu.memory_bytes, never=True)
     if not gpu.schedulable:
         return FitError("not_schedulable", gpu.gpu_id)

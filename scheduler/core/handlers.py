@@ -27,6 +27,7 @@ from cotenant.scheduler.core.events import (
     Tick,
 )
 from cotenant.scheduler.core.model import Ending, Host, Job, JobState, RestartPolicy, StateChange
+from cotenant.scheduler.core.sanity import plausible, plausible_bytes, sound
 from cotenant.scheduler.core.state import Usage
 from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn
@@ -94,7 +95,7 @@ def host_joined(turn: Turn, event: HostJoined) -> None:
 
 
 def _jobs_without_a_place(turn: Turn, host: Host) -> list[Job]:
-    announced = {gpu.gpu_id: gpu for gpu in host.gpus}
+    announced = {gpu.gpu_id: sound(gpu) for gpu in host.gpus}
     gone: set[str] = set()
     for gpu in turn.state.gpus.values():
         new = announced.get(gpu.gpu_id)
@@ -177,6 +178,9 @@ def job_missing(turn: Turn, event: JobMissing) -> None:
 
 def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
     """Give the job more memory if there is room; else try once more elsewhere with what was learnt, then give up."""
+    if not plausible_bytes(event.used_bytes):
+        turn.state.ignore("absurd measurement")
+        return
     job = _current(turn, event.job_id, event.epoch, event.host_id)
     if job is None or job.lease is None or job.state is JobState.STOPPING:
         return
@@ -209,23 +213,24 @@ def _stop_for_overrun(turn: Turn, job: Job, used: int, wanted: int) -> None:
 
 def measurements_reported(turn: Turn, event: MeasurementsReported) -> None:
     """Note what was measured and learnt; the shares of the GPUs concerned are looked at afterwards."""
-    turn.state.reported_at[event.host_id] = turn.now
+    if event.host_id in turn.state.hosts:
+        turn.state.reported_at[event.host_id] = turn.now
     for measurement in event.measurements:
         _measured(turn, measurement)
 
 
 def _measured(turn: Turn, measurement: JobMeasurement) -> None:
-    state, signature, profile = turn.state, measurement.signature, _within_the_device(measurement.profile)
+    state, signature = turn.state, measurement.signature
     job = state.jobs.get(measurement.job_id)
     gpu_id = signature.gpu_id
     if job is None or job.lease is None or all(share.gpu_id != gpu_id for share in job.lease.shares):
         state.ignore("measurement of a job that is not there")
         return
-    signal = _signal(measurement)
-    if not _sane(profile, signal):
+    if not plausible(measurement):
         state.ignore("absurd measurement")
         return
-    usage = Usage(signature, signal, turn.now)
+    profile = _within_the_device(measurement.profile)
+    usage = Usage(signature, _signal(measurement), turn.now)
     state.usage.setdefault(measurement.job_id, {})[gpu_id] = usage
     turn.measured[gpu_id] = None
     if profile.source == "history":
@@ -258,23 +263,6 @@ def _within_the_device(profile: DemandProfile) -> DemandProfile:
     if profile.util_mean <= 1.0 and profile.util_p95 <= 1.0:
         return profile
     return replace(profile, util_mean=min(1.0, profile.util_mean), util_p95=min(1.0, profile.util_p95))
-
-
-def _sane(profile: DemandProfile, signal: UsageSignal) -> bool:
-    """Whether every number is finite and not negative; what was not measured (None) is fine."""
-    numbers = (
-        profile.util_mean,
-        profile.util_p95,
-        profile.memory_bytes,
-        profile.solo_step_rate,
-        profile.observed_s,
-        signal.util_p95,
-        signal.util_mean,
-        signal.throttled_fraction,
-        signal.memory_p99_bytes,
-        signal.memory_peak_bytes,
-    )
-    return all(number is None or (math.isfinite(number) and number >= 0.0) for number in numbers)
 
 
 def _moves_placement(turn: Turn, old: DemandProfile | None, new: DemandProfile) -> bool:

@@ -22,6 +22,7 @@ from cotenant.placement.resize import ResizeMemory, UsageSignal
 from cotenant.placement.statement import resident_of
 from cotenant.placement.types import FitError, GpuView, Request, Share
 from cotenant.scheduler.core.model import PRIORITY_WEIGHTS, Gpu, Host, Job, JobSpec, JobState
+from cotenant.scheduler.core.sanity import sound
 
 SCHEMA_VERSION = 1
 KEPT_ENDED_JOBS = 10_000
@@ -214,7 +215,7 @@ class State:
             if gpu.host_id == host.host_id and gpu.gpu_id not in announced:
                 self._drop_gpu(gpu.gpu_id)
         for gpu in host.gpus:
-            self.gpus[gpu.gpu_id] = replace(gpu, host_id=host.host_id)
+            self.gpus[gpu.gpu_id] = replace(sound(gpu), host_id=host.host_id)
         self._views.clear()
 
     def set_unreachable(self, host_id: str) -> None:

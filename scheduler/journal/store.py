@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ConfigDict, TypeAdapter
+from pydantic_core import PydanticSerializationError
 from sqlalchemy import (
     Column,
     Connection,
@@ -66,6 +67,10 @@ _EVENTS = TypeAdapter(tuple[Event, ...], config=ConfigDict(ser_json_inf_nan="con
 
 class JournalError(Exception):
     """The journal cannot be read or written; the message says where and what to do. Nothing was deleted."""
+
+
+class NotRecordable(JournalError):
+    """A batch holds what could not be read back (text that is no UTF-8, a value of another type)."""
 
 
 class JournalTaken(JournalError):
@@ -130,10 +135,15 @@ class Journal:
         """Write one batch; it survives a crash once this returns. Returns its number.
 
         Raises:
+            NotRecordable: It could be written but not read back; the batch was not recorded.
             JournalTaken: Another scheduler opened the journal since.
             JournalError: It could not be written (disk full, database gone); the batch was not recorded.
         """
-        row = {"seq": self._seq + 1, "now": now, "events": _EVENTS.dump_json(tuple(events))}
+        try:
+            text = _EVENTS.dump_json(tuple(events), warnings="error")
+        except PydanticSerializationError as error:
+            raise NotRecordable(f"a batch of events cannot be recorded: {' '.join(str(error).split())}") from error
+        row = {"seq": self._seq + 1, "now": now, "events": text}
         self._write(insert(_ENTRIES).values(row))
         self._seq += 1
         return self._seq
