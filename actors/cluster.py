@@ -174,7 +174,14 @@ def down(force: bool) -> DownReport:
 
 def ensure_token() -> str:
     """Return the API's bearer token, made on first use and readable by the owner only."""
-    return secret(home() / "token").read_text(encoding="utf-8").strip()
+    path = secret(home() / "token")
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CotenantError(f"{path}: holds no token ({error}); remove it, then a new one is made") from error
+    if not token.isprintable() or not token or " " in token:
+        raise CotenantError(f"{path}: holds no token; remove it, then a new one is made")
+    return token
 
 
 def _join(address: str) -> None:

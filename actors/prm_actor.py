@@ -106,7 +106,7 @@ class Prm:
             return ProfileBook()
         try:
             return ProfileBook.from_json(self._path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             # What was learnt can be learnt again; keep the file for whoever wants to know what happened to it.
             kept = self._path.with_suffix(".unreadable")
             self._path.replace(kept)

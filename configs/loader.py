@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from cotenant.configs import yamlfile
 from cotenant.configs.settings import Settings
 
 DEFAULTS = Path(__file__).with_name("default.yaml")
@@ -67,13 +67,13 @@ def accepted(key: tuple[str, ...]) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yamlfile.read(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror}); give a YAML file of settings") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: is not text in UTF-8; give a YAML file of settings") from error
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+    except yamlfile.YamlError as error:
+        raise SettingsError(f"{path}: is not YAML: {error}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -97,9 +97,9 @@ def _flatten(sections: Mapping[Any, Any], source: str) -> dict[_Path, Any]:
 
 def _scalar(name: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SettingsError(f"environment variable {name}: {text!r} is not a YAML value") from error
+        return yamlfile.read(text)
+    except yamlfile.YamlError as error:
+        raise SettingsError(f"environment variable {name}: {_shown(text)} is not a YAML value") from error
 
 
 def _require_known(key: _Path, source: str) -> None:
@@ -125,15 +125,24 @@ def _all_keys() -> list[_Path]:
 def _validate(values: Mapping[_Path, Any], origins: Mapping[_Path, str]) -> Settings:
     tree: dict[str, dict[str, Any]] = {}
     for (section, key), value in values.items():
-        tree.setdefault(section, {})[key] = value
+        tree.setdefault(section, {})[key] = _plain(value)
     try:
         # As JSON: strict, so that true is no number, but plain mappings do for sections.
-        return Settings.model_validate_json(json.dumps(tree, default=str, skipkeys=True), strict=True)
+        return Settings.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         wrong = tuple(str(part) for part in error.errors()[0]["loc"][:2])
         raise SettingsError(
             f"{origins[wrong]}: {'.'.join(wrong)}: {_shown(values[wrong])} is not accepted; give {accepted(wrong)}"
         ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Return the value; for what JSON cannot hold (a date, bytes, a list inside itself) []: no setting takes that."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return []
+    return value
 
 
 def _schema(key: _Path) -> dict[str, Any]:

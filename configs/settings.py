@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
-Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
-Seconds = Annotated[float, Field(gt=0.0)]
+Fraction = Annotated[float, Field(gt=0.0, le=1.0, strict=True)]
+Seconds = Annotated[float, Field(gt=0.0, strict=True)]
 
 
 class _Section(BaseModel):
@@ -18,19 +18,19 @@ class PlacementSettings(_Section):
     """How jobs are packed."""
 
     policy: Literal["cotenant", "exclusive", "static"] = "cotenant"
-    packing_bias: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    default_max_slowdown: Annotated[float, Field(ge=1.0)] = 1.5
-    max_jobs_per_gpu: Annotated[int, Field(ge=1, le=48)] = 4
-    static_slots: Annotated[int, Field(ge=1, le=16)] = 2
+    packing_bias: Annotated[float, Field(ge=0.0, le=1.0, strict=True)] = 0.5
+    default_max_slowdown: Annotated[float, Field(ge=1.0, strict=True)] = 1.5
+    max_jobs_per_gpu: Annotated[int, Field(ge=1, le=48, strict=True)] = 4
+    static_slots: Annotated[int, Field(ge=1, le=16, strict=True)] = 2
     profile_s: Seconds = 5.0
-    memory_margin: Annotated[float, Field(ge=0.0, le=1.0)] = 0.10
+    memory_margin: Annotated[float, Field(ge=0.0, le=1.0, strict=True)] = 0.10
 
 
 class ResizeSettings(_Section):
     """Usage-based resizing of shares."""
 
-    enabled: bool = True
-    headroom: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    enabled: StrictBool = True
+    headroom: Annotated[float, Field(ge=0.0, le=1.0, strict=True)] = 0.05
     min_change: Fraction = 0.02
     patience_s: Seconds = 5.0
     min_compute: Fraction = 0.05
@@ -43,14 +43,14 @@ class LeaseSettings(_Section):
     ttl_s: Seconds = 10.0
     client_ttl_s: Seconds = 10.0
     start_timeout_s: Seconds = 60.0
-    stop_grace_s: Annotated[float, Field(ge=0.0)] = 5.0
-    max_restarts: Annotated[int, Field(ge=0)] = 3
+    stop_grace_s: Annotated[float, Field(ge=0.0, strict=True)] = 5.0
+    max_restarts: Annotated[int, Field(ge=0, strict=True)] = 3
 
 
 class ProfilerSettings(_Section):
     """The device loop."""
 
-    sample_hz: Annotated[float, Field(gt=0.0, le=100.0)] = 10.0
+    sample_hz: Annotated[float, Field(gt=0.0, le=100.0, strict=True)] = 10.0
     window_s: Seconds = 1.0
 
 
@@ -58,9 +58,9 @@ class DeviceSettings(_Section):
     """Which device backend, and what its GPUs are. ``None`` = found out on the host."""
 
     backend: Literal["cpu", "replay"] = "cpu"
-    count: Annotated[int, Field(ge=1)] | None = None
-    cores_per_gpu: Annotated[int, Field(ge=1)] = 1
-    memory_bytes: Annotated[int, Field(ge=1)] | None = None
+    count: Annotated[int, Field(ge=1, strict=True)] | None = None
+    cores_per_gpu: Annotated[int, Field(ge=1, strict=True)] = 1
+    memory_bytes: Annotated[int, Field(ge=1, strict=True)] | None = None
     replay_file: str | None = None
 
 
@@ -69,7 +69,7 @@ class ApiSettings(_Section):
 
     enabled: bool = True
     host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8266
+    port: Annotated[int, Field(ge=0, le=65535, strict=True)] = 8266
     require_token: bool = True
 
 
@@ -77,7 +77,7 @@ class JournalSettings(_Section):
     """Where the scheduler keeps its state. ``url`` is any SQLAlchemy URL; None = SQLite in the state directory."""
 
     url: str | None = None
-    snapshot_every: Annotated[int, Field(ge=10)] = 5000
+    snapshot_every: Annotated[int, Field(ge=10, strict=True)] = 5000
 
 
 class Settings(_Section):

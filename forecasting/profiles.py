@@ -8,6 +8,7 @@ such, because there a job shows less than it could use.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cotenant.forecasting.types import UNKNOWN_PROFILE, DemandProfile, Signature
-from cotenant.forecasting.windows import finite, usable_memory, usable_util, usable_window
+from cotenant.forecasting.windows import MOST_BYTES, finite, usable_memory, usable_util, usable_window
 
 CLEAN_THROTTLE = 0.02  # held back for less than this fraction of a window counts as not held back
 WARM_UP_WINDOWS = 2  # windows with steps that still contain start-up work
@@ -166,11 +167,15 @@ class ProfileBook:
             if data["format"] != _FORMAT:
                 raise ValueError(f"format: {data['format']!r} is not accepted; give {_FORMAT!r}")
             book = cls(int(data["max_jobs"]), int(data["max_fingerprints"]))
+            if book.max_jobs < 1 or book.max_fingerprints < 1:
+                raise ValueError(f"limits: {book.max_jobs}, {book.max_fingerprints} are not accepted; give at least 1")
             for job_id, job in data["jobs"].items():
                 starts = {gpu_id: float(start) for gpu_id, start in job["last_start"].items()}
                 book._jobs[job_id] = _JobRecord(_load(job["record"]), int(job["stepped_windows"]), starts)
             book._classes.update((name, _load(record)) for name, record in data["fingerprints"].items())
-        except (KeyError, TypeError, AttributeError) as error:
+            for record in (*book._classes.values(), *(job.record for job in book._jobs.values())):
+                _require_sound(record)
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not a profile book: {type(error).__name__} at {error}") from error
         return book
 
@@ -250,6 +255,16 @@ def _dump(record: _Record) -> dict[str, Any]:
         "rates": list(record.rates),
         "block": [record.block_steps, record.block_s],
     }
+
+
+def _require_sound(record: _Record) -> None:
+    """Refuse numbers no window could have left: they would spoil every later forecast of the same program."""
+    utils = [util for usage in record.usages.values() for util in usage.utils]
+    numbers = [record.memory_peak, record.block_steps, record.block_s, *record.rates]
+    numbers += [usage.seconds for usage in record.usages.values()]
+    sound = all(0.0 <= util <= 1.0 for util in utils) and all(0.0 <= each < math.inf for each in numbers)
+    if not sound or record.memory_peak > MOST_BYTES or (record.block_steps > 0.0 and record.block_s == 0.0):
+        raise ValueError("not a profile book: it holds numbers that cannot have been measured")
 
 
 def _load(data: Mapping[str, Any]) -> _Record:

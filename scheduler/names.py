@@ -30,7 +30,7 @@ def claim_name(host_id: str) -> str:
 def home() -> Path:
     """Return the state directory of the head: ``$COTENANT_HOME``, else ``~/.cotenant``."""
     configured = os.environ.get("COTENANT_HOME")
-    return Path(configured) if configured else Path.home() / ".cotenant"
+    return Path(configured).expanduser().absolute() if configured else Path.home() / ".cotenant"
 
 
 def run_dir(session: str, host_id: str) -> Path:
@@ -77,11 +77,11 @@ class ClusterRecord:
             CotenantError: The file holds something else, as one from another version does.
         """
         path = home() / "cluster.json"
-        if not path.exists():
-            return None
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (TypeError, ValueError) as error:
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CotenantError(
                 f"{path}: is no record of this version of cotenant ({error}); end what runs from there, then remove it"
             ) from error
