@@ -34,7 +34,8 @@ from cotenant.scheduler.core.model import JobSpec
 from cotenant.scheduler.core.reconcile import reconcile
 from cotenant.scheduler.errors import JobNotFound
 from cotenant.scheduler.journal.recovery import recover
-from cotenant.scheduler.journal.store import Journal
+from cotenant.scheduler.journal.store import Journal, NotRecordable
+from cotenant.scheduler.specs import check_reason, check_spec
 from cotenant.scheduler.views import Explanation, GpuView, Health, HostView, JobView, PlanView, TuningView
 
 TICK_S = 0.5
@@ -91,6 +92,8 @@ class Scheduler:
 
     def submit(self, specs: list[JobSpec]) -> list[JobView]:
         """Accept jobs; durable on return. A job id that is known already is the same job."""
+        for spec in specs:
+            check_spec(spec)
         self._commit([JobSubmitted(spec) for spec in specs])
         now = time.monotonic()
         with self._lock:
@@ -101,6 +104,7 @@ class Scheduler:
 
     def stop(self, job_ids: list[str], reason: str) -> list[JobView]:
         """Ask for the end of jobs, all in one transaction; none is stopped when one of them is not known."""
+        check_reason(reason)
         with self._lock:
             for job_id in job_ids:
                 self._known(job_id)
@@ -246,16 +250,26 @@ class Scheduler:
             group = [self._inbox.get()]
             while not self._inbox.empty():
                 group.append(self._inbox.get_nowait())
-            events = [event for request in group for event in request.events]
-            try:
-                commands = self._handle(events) if events else []
-            except Exception as error:  # noqa: BLE001 - whatever went wrong belongs to every waiting caller
+            self._commit_group(group)
+
+    def _commit_group(self, group: Sequence[_Request]) -> None:
+        events = [event for request in group for event in request.events]
+        try:
+            commands = self._handle(events) if events else []
+        except NotRecordable as error:  # nothing has happened yet: the others must not pay for one bad request
+            if len(group) > 1:
                 for request in group:
-                    request.done.set_exception(error)
-                continue
+                    self._commit_group([request])
+            else:
+                group[0].done.set_exception(error)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever went wrong belongs to every waiting caller
             for request in group:
-                request.done.set_result(None)
-            self._fleet.dispatch(commands)
+                request.done.set_exception(error)
+            return
+        for request in group:
+            request.done.set_result(None)
+        self._fleet.dispatch(commands)
 
     def _handle(self, events: Sequence[Event]) -> Sequence[Command]:
         with self._lock:

@@ -20,8 +20,17 @@ from cotenant import __version__
 from cotenant.dashboards import problems
 from cotenant.dashboards.guard import Guard
 from cotenant.scheduler.client import Client
-from cotenant.scheduler.errors import CotenantError, NotPlaceable
+from cotenant.scheduler.errors import CotenantError, NotAccepted, NotPlaceable
 from cotenant.scheduler.hints import check_job_id, describe, parse_hints
+from cotenant.scheduler.specs import (
+    MAX_NAME,
+    MAX_PATH_BYTES,
+    MAX_WORD_BYTES,
+    check_command,
+    check_cwd,
+    check_environment,
+    check_name,
+)
 from cotenant.scheduler.views import (
     Explanation,
     GpuView,
@@ -50,10 +59,11 @@ def _hints_schema() -> dict[str, Any]:
     }
 
 
-# Texts that reach execve() or become names: no NUL, no line breaks where they would break a table.
-Word = Annotated[str, StringConstraints(max_length=131_071, pattern=r"^[^\x00]*$")]
-Label = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Directory = Annotated[str, StringConstraints(max_length=4095, pattern=r"^/[^\x00]*$")]
+# Texts that reach execve() or become names: no NUL, nothing that could steer a terminal in names. What a schema cannot
+# say (lengths count in bytes, printable is a property of each character) is checked by ``scheduler.specs``.
+Word = Annotated[str, StringConstraints(max_length=MAX_WORD_BYTES, pattern=r"^[^\x00]*$")]
+Label = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
+Directory = Annotated[str, StringConstraints(max_length=MAX_PATH_BYTES, pattern=r"^/[^\x00]*$")]
 Variable = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00=]+$")]
 RawHints = Annotated[dict[str, JsonValue], WithJsonSchema(_hints_schema())]
 
@@ -135,6 +145,7 @@ def create_app(client_factory: Callable[[], Client], token: str | None) -> FastA
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would lead wherever the request's Host header says
         responses=problems.RESPONSES,
     )
     app.state.token = token
@@ -192,8 +203,12 @@ def submit_job(
     ] = None,
 ) -> JobView:
     """Submit a job; it is durable when this returns."""
-    if not body.command[0].strip():
-        raise problems.BadRequest("command", body.command, "a program to run as its first word")
+    check_command(body.command)
+    if body.name is not None:
+        check_name(body.name)
+    if body.cwd is not None:
+        check_cwd(body.cwd)
+    check_environment(body.env)
     view = client.submit(
         body.command,
         parse_hints(body.hints, time.time()),
@@ -273,14 +288,19 @@ def list_hosts(client: Connection) -> list[HostView]:
 @_router.post("/plan")
 def make_plan(client: Connection, body: PlanRequest) -> PlanView:
     """Say what would happen to jobs if they were submitted now. Nothing is done."""
+    total = sum(job.count for job in body.jobs)
+    if total > MAX_PLANNED:
+        raise NotAccepted("jobs", total, f"at most {MAX_PLANNED} jobs, counted with their 'count'")
+    for job in body.jobs:
+        check_name(job.name)
+        if job.command:
+            check_command(job.command)
     now = time.time()
     jobs = [
         (job.name if job.count == 1 else f"{job.name}-{index}", parse_hints(job.hints, now), job.command)
         for job in body.jobs
         for index in range(1, job.count + 1)
     ]
-    if len(jobs) > MAX_PLANNED:
-        raise problems.BadRequest("jobs", len(jobs), f"at most {MAX_PLANNED} jobs, counted with their 'count'")
     return client.plan(jobs, body.packing_bias)
 
 

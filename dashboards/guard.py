@@ -22,7 +22,9 @@ class Guard:
 
     def __init__(self, app: ASGIApp, token: str | None, open_paths: Sequence[str]) -> None:
         self._app = app
-        self._expected = None if token is None else f"Bearer {token}".encode()
+        if token is not None and not token.strip():
+            raise ValueError("token: it is empty; give a token, or None to ask nobody")
+        self._expected = None if token is None else token.encode()
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,4 +51,6 @@ class Guard:
         await self._app(scope, limited, send)
 
     def _trusts(self, authorization: str) -> bool:
-        return self._expected is None or hmac.compare_digest(authorization.encode("latin-1"), self._expected)
+        scheme, _, given = authorization.partition(" ")
+        right = self._expected is None or hmac.compare_digest(given.strip(" ").encode("latin-1"), self._expected)
+        return self._expected is None or (right and scheme.lower() == "bearer")  # RFC 9110: schemes have no case

@@ -20,9 +20,11 @@ from cotenant.scheduler.errors import (
     CotenantError,
     HintError,
     JobNotFound,
+    NotAccepted,
     NotConnected,
     NotPermitted,
     NotPlaceable,
+    shown,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -30,6 +32,7 @@ _MAX_SHOWN = 200
 
 _STATUS: tuple[tuple[type[CotenantError], int, str], ...] = (
     (HintError, 422, "hint-not-accepted"),
+    (NotAccepted, 422, "not-accepted"),
     (JobNotFound, 404, "job-not-found"),
     (NotPlaceable, 409, "not-placeable"),
     (NotPermitted, 403, "not-permitted"),
@@ -60,14 +63,12 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-class BadRequest(Exception):
-    """A value of a request is not accepted for a reason its schema cannot state."""
+class _Ascii(JSONResponse):
+    """JSON in ASCII: a text that is shown because it was refused need not be one that UTF-8 can hold."""
 
-    def __init__(self, field: str, value: object, accepted: str) -> None:
-        self.field = field
-        self.value = value
-        self.accepted = accepted
-        super().__init__(f"{field}: {value!r} is not accepted; give {accepted}")
+    def render(self, content: Any) -> bytes:
+        """Return the body."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def reply(status: int, kind: str, detail: str, instance: str, **more: Any) -> JSONResponse:
@@ -81,7 +82,7 @@ def reply(status: int, kind: str, detail: str, instance: str, **more: Any) -> JS
         "instance": instance,
         **more,
     }
-    return JSONResponse(content, status, headers, MEDIA_TYPE)
+    return _Ascii(content, status, headers, MEDIA_TYPE)
 
 
 def unauthorised(instance: str) -> JSONResponse:
@@ -93,7 +94,6 @@ def unauthorised(instance: str) -> JSONResponse:
 def install(app: FastAPI) -> None:
     """Turn every error an application can raise into a problem."""
     app.add_exception_handler(CotenantError, _cotenant_error)
-    app.add_exception_handler(BadRequest, _bad_request)
     app.add_exception_handler(RequestValidationError, _wrong_shape)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)
@@ -102,25 +102,23 @@ def install(app: FastAPI) -> None:
 def _cotenant_error(request: Request, error: Exception) -> JSONResponse:
     status, kind = next((status, kind) for cause, status, kind in _STATUS if isinstance(error, cause))
     more = {}
-    if isinstance(error, HintError):
+    if isinstance(error, NotAccepted):
         more = {"field": error.field, "value": _shown(error.value), "accepted": error.accepted}
-    return reply(status, kind, str(error), request.url.path, **more)
-
-
-def _bad_request(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, BadRequest)
-    more = {"field": error.field, "value": _shown(error.value), "accepted": error.accepted}
-    return reply(422, "not-accepted", str(error), request.url.path, **more)
+    return reply(status, kind, str(error), request.scope["path"], **more)
 
 
 def _wrong_shape(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     errors = [
-        {"field": ".".join(map(str, found["loc"])), "value": _shown(found.get("input")), "accepted": found["msg"]}
+        {
+            "field": ".".join(map(str, found["loc"]))[:_MAX_SHOWN],
+            "value": _shown(found.get("input")),
+            "accepted": found["msg"],
+        }
         for found in error.errors()
     ]
     detail = "; ".join(f"{found['field']}: {found['accepted']}" for found in errors[:5])
-    return reply(422, "not-accepted", detail, request.url.path, errors=errors[:50])
+    return reply(422, "not-accepted", detail, request.scope["path"], errors=errors[:50])
 
 
 def _http_error(request: Request, error: Exception) -> JSONResponse:
@@ -129,20 +127,20 @@ def _http_error(request: Request, error: Exception) -> JSONResponse:
         error.status_code,
         _HTTP_KINDS.get(error.status_code, "http"),
         str(error.detail),
-        request.url.path,
+        request.scope["path"],
         headers=error.headers,
     )
 
 
 def _bug(request: Request, _error: Exception) -> JSONResponse:
     """Answer; the server logs the traceback, which is nobody else's business."""
-    return reply(500, "failed", "an error inside the API; its log says more", request.url.path)
+    return reply(500, "failed", "an error inside the API; its log says more", request.scope["path"])
 
 
 def _shown(value: object) -> Any:
     """Return a value as JSON can carry it; what it cannot carry (NaN, bytes) or what is long becomes a text."""
     try:
         text = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         text = ""
-    return value if text and len(text) <= _MAX_SHOWN else repr(value)[:_MAX_SHOWN]
+    return value if text and len(text) <= _MAX_SHOWN else shown(value)[:_MAX_SHOWN]

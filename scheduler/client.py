@@ -12,9 +12,10 @@ from typing import Any, Literal, Self
 
 from cotenant.scheduler import transport
 from cotenant.scheduler.core.model import Hints, JobSpec
-from cotenant.scheduler.errors import JobNotFound
+from cotenant.scheduler.errors import HintError, JobNotFound, NotAccepted
 from cotenant.scheduler.fingerprint import fingerprint
 from cotenant.scheduler.hints import check_job_id
+from cotenant.scheduler.specs import check_command, check_reason, check_spec, tidy_name
 from cotenant.scheduler.views import (
     Explanation,
     GpuView,
@@ -28,6 +29,7 @@ from cotenant.scheduler.views import (
 
 POLL_S = 0.1
 LOG_CHUNK = 1 << 20
+MAX_OFFSET = 2**53  # what every JSON reader can hold
 
 
 class Client:
@@ -68,8 +70,15 @@ class Client:
         return self.submit_many([spec])[0]
 
     def submit_many(self, specs: Sequence[JobSpec]) -> list[JobView]:
-        """Submit jobs in one transaction, in order."""
+        """Submit jobs in one transaction, in order.
+
+        Raises:
+            HintError: A job id is known already, for another command; that job is left as it is.
+        """
         answer: list[JobView] = self._call("submit", list(specs))
+        for spec, view in zip(specs, answer, strict=True):
+            if (view.kind, view.command) != (spec.kind, list(spec.command)):
+                raise HintError("job_id", spec.job_id, "another one: a job with this id and another command is known")
         return answer
 
     def spec(
@@ -85,16 +94,18 @@ class Client:
         kind: Literal["command", "lease"] = "command",
         pinned_host: str | None = None,
     ) -> JobSpec:
-        """Describe a job as it would be submitted from this process."""
-        if isinstance(command, str):
-            raise ValueError(f"command: {command!r} is not accepted; give a list of words, as {command.split()}")
-        if kind == "command" and (not command or not command[0].strip()):
-            raise ValueError("command: it is empty; give the program to run and its arguments")
+        """Describe a job as it would be submitted from this process.
+
+        Raises:
+            NotAccepted: Something about it is not accepted; names the field, the value and what is accepted.
+        """
+        if kind == "command":
+            check_command(command)
         job_id = check_job_id(job_id) if job_id is not None else new_job_id()
         here, runtime_env = self._link.origin()
-        return JobSpec(
+        spec = JobSpec(
             job_id=job_id,
-            name=name or _default_name(command) or job_id,
+            name=(tidy_name(_default_name(command)) or job_id) if name is None else name,
             kind=kind,
             command=tuple(command),
             cwd=cwd if cwd is not None else str(Path.cwd()),
@@ -107,6 +118,8 @@ class Client:
             runtime_env=runtime_env,
             pinned_host=pinned_host,
         )
+        check_spec(spec)
+        return spec
 
     def stop(self, job_id: str, reason: str = "stopped by user") -> JobView:
         """Ask for the end of a job: SIGTERM, then SIGKILL after the grace period. Ended jobs stay as they are."""
@@ -118,6 +131,7 @@ class Client:
         Raises:
             JobNotFound: One of them is not known; then none is stopped.
         """
+        check_reason(reason)
         answer: list[JobView] = self._call("stop", list(job_ids), reason)
         return answer
 
@@ -172,7 +186,13 @@ class Client:
         """Return a piece of a job's output, stdout and stderr as they came.
 
         After a restart of the job the output starts again at offset 0 of the new run.
+
+        Raises:
+            NotAccepted: A negative offset, or a limit below 1.
         """
+        for field, value, least in (("offset", offset, 0), ("limit", limit, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_OFFSET:
+                raise NotAccepted(field, value, f"a whole number from {least} to {MAX_OFFSET}")
         view = self.job(job_id)
         places = self._call("location", job_id)
         if not places:

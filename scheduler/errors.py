@@ -3,7 +3,8 @@
 ::
 
     CotenantError
-    ├── HintError        a hint has a value that is not accepted (names the field, the value and what is accepted)
+    ├── NotAccepted      a field has a value that is not accepted (names the field, the value and what is accepted)
+    │   └── HintError    … and the field is a hint or the job id
     ├── NotConnected     no cotenant is reachable from here
     ├── JobNotFound      no job with that id
     ├── NotPlaceable     no device of this cluster could ever take the job
@@ -12,13 +13,36 @@
 
 from __future__ import annotations
 
+import reprlib
+
+
+class _Shortener(reprlib.Repr):
+    """Writes a value as code, short whatever it is: errors about 200 kB of input must still be read by somebody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxstring = self.maxother = 160
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Return an integer; very large ones have no decimal text in Python."""
+        return super().repr_int(x, level) if x.bit_length() <= 256 else f"an integer of {x.bit_length()} bits"
+
+
+_SHORTENER = _Shortener()
+
+
+def shown(value: object) -> str:
+    """Return a value that was not accepted as it is written in an error: like ``repr``, but never long."""
+    return _SHORTENER.repr(value)
+
 
 class CotenantError(Exception):
     """Base of all errors raised for users."""
 
 
-class HintError(CotenantError, ValueError):
-    """A hint has a value that is not accepted."""
+class NotAccepted(CotenantError, ValueError):
+    """A field has a value that is not accepted."""
 
     def __init__(self, field: str, value: object, accepted: str) -> None:
         self.field = field
@@ -27,7 +51,11 @@ class HintError(CotenantError, ValueError):
         super().__init__(field, value, accepted)
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.value!r} is not accepted; give {self.accepted}"
+        return f"{self.field[: _SHORTENER.maxstring]}: {shown(self.value)} is not accepted; give {self.accepted}"
+
+
+class HintError(NotAccepted):
+    """A hint, or the job id, has a value that is not accepted."""
 
 
 class NotConnected(CotenantError):
@@ -42,7 +70,7 @@ class JobNotFound(CotenantError, KeyError):
         super().__init__(job_id)
 
     def __str__(self) -> str:
-        return f"no job {self.job_id!r}: 'cotenant ps --all' lists the jobs that are known"
+        return f"no job {shown(self.job_id)}: 'cotenant ps --all' lists the jobs that are known"
 
 
 class NotPlaceable(CotenantError):

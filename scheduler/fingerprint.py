@@ -29,4 +29,4 @@ def fingerprint(command: Sequence[str]) -> str:
             skip_value = not separator
             continue
         kept.append(PurePath(word).name if "/" in word else word)
-    return hashlib.sha256("\0".join(kept).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(kept).encode(errors="surrogateescape")).hexdigest()[:16]

@@ -23,6 +23,7 @@ METADATA_PREFIX = "cotenant."
 _MAX_TEXT = 64  # longer texts are mistakes, and converting them could take long
 _MAX_BYTES = 2**60
 _MAX_SECONDS = 10 * 365 * 86400.0
+_MAX_UNIX_S = 2.0**38  # beyond the year 9999
 _MAX_COUNT = 2**31 - 1
 _MAX_GPUS = 4096
 _MAX_SLOWDOWN = 100.0
@@ -299,6 +300,8 @@ def parse_hints(raw: Mapping[str, object], now: float) -> Hints:
     """
     fields: dict[str, int | float | str] = {}
     for name, value in raw.items():
+        if not isinstance(name, str):
+            raise HintError("hints", name, f"hint names: {', '.join(HINT_NAMES)}")
         if value is None:
             continue
         hint = _HINTS.get(name)
@@ -337,13 +340,38 @@ def metadata_hints(metadata: Mapping[str, str]) -> dict[str, object]:
     return raw
 
 
-def check_job_id(job_id: str) -> str:
+def check_hints(hints: object) -> None:
+    """Refuse what ``parse_hints`` could not have returned: ``Hints`` made by hand are not checked by themselves.
+
+    Raises:
+        HintError: Names the hint, the value and what is accepted.
+    """
+    if not isinstance(hints, Hints):
+        raise HintError("hints", hints, "what cotenant.scheduler.hints.parse_hints returns")
+    silent = Hints()
+    for name, hint in _HINTS.items():
+        value = getattr(hints, hint.field)
+        if value is None and getattr(silent, hint.field) is None:
+            continue
+        try:
+            read = _moment(value) if name == "deadline" else hint.read(value, 0.0)
+            _require(read == value and (type(value) is type(read) or (type(value), type(read)) == (int, float)))
+        except _Refused as error:
+            raise HintError(name, value, hint.accepted) from error
+
+
+def _moment(value: object) -> float:
+    """Return an absolute deadline, Unix seconds; one that is over already is a late job, not a mistake."""
+    return _within(_real(value), 0.0, _MAX_UNIX_S)
+
+
+def check_job_id(job_id: object) -> str:
     """Return a job id that a user chose; it becomes part of file names on the hosts.
 
     Raises:
         HintError: It is none; named ``job_id``.
     """
-    if not _JOB_ID.fullmatch(job_id):
+    if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
         raise HintError("job_id", job_id, _JOB_ID_ACCEPTED)
     return job_id
 

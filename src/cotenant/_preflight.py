@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cotenant.scheduler.errors import CotenantError
+from cotenant.scheduler import specs
+from cotenant.scheduler.errors import CotenantError, shown
 
 RAY_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # that is the variable's name, not a placeholder for it
 SUBMISSION_ID = "job_submission_id"
@@ -25,15 +26,17 @@ def working_directory(given: str | None) -> str:
     Raises:
         CotenantError: It does not exist, is no directory, or may not be entered and read.
     """
+    # os.path and not pathlib, which raises for ~nobody, for names that are too long or may not be looked at.
     try:
-        path = Path(given).expanduser().absolute() if given is not None else Path.cwd()
+        path = str(Path.cwd() if given is None else Path(os.path.expanduser(given)).absolute())  # noqa: PTH111
     except OSError as error:
         raise CotenantError(f"cwd: the current directory is gone ({error.strerror}); give one with --cwd") from error
-    if not path.is_dir():
-        raise CotenantError(f"cwd: {str(path)!r} is not a directory; give one with --cwd")
+    if not os.path.isdir(path):  # noqa: PTH112
+        raise CotenantError(f"cwd: {shown(path)} is not a directory; give one with --cwd")
     if not os.access(path, os.R_OK | os.X_OK):
-        raise CotenantError(f"cwd: {str(path)!r} may not be read; give a readable directory with --cwd")
-    return str(path)
+        raise CotenantError(f"cwd: {shown(path)} may not be read; give a readable directory with --cwd")
+    specs.check_cwd(path)
+    return path
 
 
 def check_command(command: Sequence[str], cwd: str) -> None:
@@ -44,13 +47,14 @@ def check_command(command: Sequence[str], cwd: str) -> None:
     """
     if not command or not command[0].strip():
         raise CotenantError("command: it is empty; give it after --, for example: cotenant submit -- python train.py")
+    specs.check_command(command)
     program = Path(cwd, command[0])
     if "/" in command[0] and not os.access(program, os.X_OK):
-        what = "may not be executed" if program.exists() else "does not exist"
-        raise CotenantError(f"command: {command[0]!r} {what} (looked in {cwd})")
+        what = "may not be executed" if os.path.exists(program) else "does not exist"  # noqa: PTH110
+        raise CotenantError(f"command: {shown(command[0])} {what} (looked in {cwd})")
     script = _script(command)
-    if script is not None and not Path(cwd, script).exists():
-        raise CotenantError(f"command: the script {script!r} does not exist in {cwd}; give another path or --cwd")
+    if script is not None and not os.path.exists(Path(cwd, script)):  # noqa: PTH110
+        raise CotenantError(f"command: the script {shown(script)} does not exist in {cwd}; give another path or --cwd")
 
 
 def _script(command: Sequence[str]) -> str | None:
@@ -80,7 +84,7 @@ def _script(command: Sequence[str]) -> str | None:
 def default_name(command: Sequence[str]) -> str:
     """Return what people call a job: its script, else its program."""
     scripts = [word for word in command if word.endswith(".py")]
-    return Path((scripts or [*command, "job"])[0]).stem
+    return specs.tidy_name(Path((scripts or [*command, "job"])[0]).stem) or "job"
 
 
 def environment(pairs: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
@@ -93,8 +97,9 @@ def environment(pairs: Sequence[str], base: Mapping[str, str]) -> dict[str, str]
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise CotenantError(f"env: {pair!r} is not accepted; give NAME=VALUE")
+            raise CotenantError(f"env: {shown(pair)} is not accepted; give NAME=VALUE")
         merged[name] = value
+    specs.check_environment(merged)
     return merged
 
 
@@ -109,7 +114,7 @@ def ray_job_metadata(environ: Mapping[str, str]) -> dict[str, str]:
         return {}
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CotenantError(f"environment variable {RAY_JOB_CONFIG}: is not JSON ({error}); unset it") from error
     metadata = config.get("metadata") if isinstance(config, dict) else None
     if metadata is not None and not isinstance(metadata, dict):
@@ -123,33 +128,50 @@ def read_plan(path: Path) -> list[dict[str, Any]]:
     Raises:
         CotenantError: The file cannot be read or holds something else.
     """
-    import yaml  # noqa: PLC0415 - only `plan --file` needs it
+    from cotenant.configs import yamlfile  # noqa: PLC0415 - only `plan --file` needs it
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = yamlfile.read(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yamlfile.YamlError) as error:
         raise CotenantError(f"{path}: is no readable YAML file ({' '.join(str(error).split())})") from error
     jobs = content.get("jobs") if isinstance(content, dict) else None
     if not isinstance(jobs, list) or not jobs:
         raise CotenantError(f"{path}: give a list of jobs under 'jobs', each with {', '.join(_PLAN_KEYS)}")
-    return [_planned(job, f"{path}: jobs[{position}]") for position, job in enumerate(jobs)]
+    planned = [_planned(job, f"{path}: jobs[{position}]") for position, job in enumerate(jobs)]
+    total = sum(job.get("count", 1) for job in planned)
+    if total > MAX_PLANNED:
+        raise CotenantError(f"{path}: {total} jobs are not accepted; give at most {MAX_PLANNED}, counted with 'count'")
+    return planned
 
 
 def _planned(job: object, where: str) -> dict[str, Any]:
     """Return one entry with its command as words."""
     if not isinstance(job, dict):
-        raise CotenantError(f"{where}: {job!r} is not accepted; give a mapping with {', '.join(_PLAN_KEYS)}")
+        raise CotenantError(f"{where}: {shown(job)} is not accepted; give a mapping with {', '.join(_PLAN_KEYS)}")
     for key in job:
         if key not in _PLAN_KEYS:
-            raise CotenantError(f"{where}: {key!r} is not accepted; give {', '.join(_PLAN_KEYS)}")
+            raise CotenantError(f"{where}: {shown(key)} is not accepted; give {', '.join(_PLAN_KEYS)}")
     if not isinstance(job.get("hints", {}), dict):
-        raise CotenantError(f"{where}.hints: {job['hints']!r} is not accepted; give hint names with values")
-    command = job.get("command", [])
-    try:
-        words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
-    except (TypeError, ValueError) as error:
-        raise CotenantError(f"{where}.command: {command!r} is not accepted; give a text or a list of words") from error
+        raise CotenantError(f"{where}.hints: {shown(job['hints'])} is not accepted; give hint names with values")
+    name = job.get("name")
+    if name is not None and not isinstance(name, str):
+        raise CotenantError(f"{where}.name: {shown(name)} is not accepted; give a text")
+    words = _words(job.get("command", []), where)
     count = job.get("count", 1)
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PLANNED:
-        raise CotenantError(f"{where}.count: {count!r} is not accepted; give a whole number from 1 to {MAX_PLANNED}")
+        raise CotenantError(
+            f"{where}.count: {shown(count)} is not accepted; give a whole number from 1 to {MAX_PLANNED}"
+        )
     return {**job, "command": words}
+
+
+def _words(command: object, where: str) -> list[str]:
+    """Return a command as words. A number among them is meant as it is written."""
+    if isinstance(command, str):
+        try:
+            return shlex.split(command)
+        except ValueError as error:
+            raise CotenantError(f"{where}.command: {shown(command)} is not accepted ({error}); close it") from error
+    if not isinstance(command, list) or not all(type(word) in (str, int, float) for word in command):
+        raise CotenantError(f"{where}.command: {shown(command)} is not accepted; give a text or a list of words")
+    return [str(word) for word in command]

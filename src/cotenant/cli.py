@@ -24,6 +24,7 @@ from cotenant import __version__, _attach, _preflight, _render
 from cotenant._hint_options import with_hint_options
 from cotenant.scheduler.errors import CotenantError, NotPlaceable
 from cotenant.scheduler.hints import check_job_id, metadata_hints, parse_hints
+from cotenant.scheduler.specs import check_command, check_name, check_reason
 
 if TYPE_CHECKING:
     from cotenant.scheduler.client import Client
@@ -119,7 +120,7 @@ def submit(
     """Submit a job and print its id. It keeps running when this terminal is closed, unless --wait is given."""
     parsed = parse_hints(hints, time.time())
     job_id = job_id if job_id is None else check_job_id(job_id)
-    words, directory, variables = _checked(command, cwd, env)
+    words, directory, variables = _checked(command, name, cwd, env)
     with _client(address) as client:
         if wait:
             raise typer.Exit(_stay(client, words, parsed, name=name, job_id=job_id, cwd=directory, env=variables))
@@ -151,7 +152,7 @@ def run(
     parsed = parse_hints({**metadata_hints(metadata), **hints}, time.time())
     job_id = metadata.get(_preflight.SUBMISSION_ID) if job_id is None else job_id
     job_id = job_id if job_id is None else check_job_id(job_id)
-    words, directory, variables = _checked(command, cwd, env)
+    words, directory, variables = _checked(command, name, cwd, env)
     with _client(address) as client:
         raise typer.Exit(_stay(client, words, parsed, name=name, job_id=job_id, cwd=directory, env=variables))
 
@@ -266,6 +267,7 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """Stop jobs: SIGTERM, then SIGKILL after the grace period. Jobs that have ended stay as they are."""
+    check_reason(reason)
     with _client(address) as client:
         views = [client.stop(job, reason) for job in jobs]
     if as_json:
@@ -400,9 +402,11 @@ def version() -> None:
 
 
 def _checked(
-    command: list[str] | None, cwd: str | None, env: list[str] | None
+    command: list[str] | None, name: str | None, cwd: str | None, env: list[str] | None
 ) -> tuple[list[str], str, dict[str, str]]:
     """Return (command, working directory, environment) after the checks that need no cluster."""
+    if name is not None:
+        check_name(name)
     directory = _preflight.working_directory(cwd)
     _preflight.check_command(command or [], directory)
     return list(command or []), directory, _preflight.environment(env or [], os.environ)
@@ -425,7 +429,12 @@ def _refuse_unplaceable(view: JobView) -> None:
 def _planned(job: Mapping[str, Any]) -> list[tuple[str, Hints, list[str]]]:
     """Return the hypothetical jobs one entry of a plan stands for."""
     words, count = job.get("command", []), job.get("count", 1)
-    name = str(job.get("name") or _preflight.default_name(words))
+    name = job.get("name")
+    if name is None:
+        name = _preflight.default_name(words)
+    check_name(name)
+    if words:
+        check_command(words)
     hints = parse_hints(job.get("hints", {}), time.time())
     return [(name if count == 1 else f"{name}-{index}", hints, words) for index in range(1, count + 1)]
 

@@ -88,7 +88,7 @@ ROUTES = [
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 @pytest.mark.parametrize(
-    "header", ["", "Bearer", "Bearer wrong", "Basic s3cret", "bearer s3cret", "Bearer s3crét", TOKEN]
+    "header", ["", "Bearer", "Bearer wrong", "Basic s3cret", "bearer wrong", "Bearers3cret", "Bearer s3crét", TOKEN]
 )
 def test_nothing_without_the_token(http: Http, client: FakeClient, method: str, path: str, header: str) -> None:
     response = http.request(method, path, headers={"Authorization": header.encode("latin-1")}, content=b"{not json")

@@ -1,0 +1,90 @@
+"""What a submitted job may consist of: checked where it is described and again where it is journaled.
+
+The journal keeps every submission and hands it to the core again after each restart, so nothing may get in that cannot
+be written as UTF-8, that a host could not execute, or that the core cannot reason about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cotenant.scheduler.errors import NotAccepted, shown
+from cotenant.scheduler.hints import check_hints, check_job_id
+
+if TYPE_CHECKING:
+    from cotenant.scheduler.core.model import JobSpec
+
+MAX_NAME = 200
+MAX_WORD_BYTES = 131_071  # Linux refuses longer arguments and variables (MAX_ARG_STRLEN)
+MAX_PATH_BYTES = 4095
+MAX_REASON = 1000
+
+_WORD = f"text in UTF-8 without NUL, at most {MAX_WORD_BYTES} bytes"
+
+
+def check_spec(spec: JobSpec) -> None:
+    """Check everything a user says about a job.
+
+    Raises:
+        NotAccepted: Names the field, the value and what is accepted.
+    """
+    check_job_id(spec.job_id)
+    check_name(spec.name)
+    if spec.kind == "command":
+        check_command(spec.command)
+        check_cwd(spec.cwd)
+    check_environment(spec.env)
+    check_hints(spec.hints)
+
+
+def check_name(name: object) -> None:
+    """Refuse a name that is empty, long, or could steer a terminal."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise NotAccepted("name", name, f"1 to {MAX_NAME} printable characters")
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Refuse what no host could execute."""
+    if isinstance(command, str):
+        raise NotAccepted("command", command, f"a list of words, as {shown(command.split())}")
+    if not command or not isinstance(command[0], str) or not command[0].strip():
+        raise NotAccepted("command", command, 'a program and its arguments, as ["python", "train.py"]')
+    for position, word in enumerate(command):
+        if not _fits(word, MAX_WORD_BYTES):
+            raise NotAccepted(f"command[{position}]", word, _WORD)
+
+
+def check_cwd(cwd: object) -> None:
+    """Refuse what is no absolute path."""
+    if not _fits(cwd, MAX_PATH_BYTES) or not str(cwd).startswith("/"):
+        raise NotAccepted("cwd", cwd, f"an absolute path in UTF-8, at most {MAX_PATH_BYTES} bytes")
+
+
+def check_environment(env: Mapping[str, str]) -> None:
+    """Refuse variables that ``execve`` does not take or the journal cannot hold."""
+    for name, value in env.items():
+        if not _fits(name, MAX_WORD_BYTES) or not name or "=" in name:
+            raise NotAccepted("env", name, "names in UTF-8 without '=' and NUL")
+        if not _fits(value, MAX_WORD_BYTES - len(name.encode()) - 1):
+            raise NotAccepted(f"env.{name}", value, f"{_WORD} with its name")
+
+
+def check_reason(reason: object) -> None:
+    """Refuse a reason that the history of a job could not show."""
+    if not _fits(reason, MAX_REASON):
+        raise NotAccepted("reason", reason, f"text in UTF-8, at most {MAX_REASON} bytes")
+
+
+def tidy_name(name: str) -> str:
+    """Return a name made from a file's name, which may hold anything, as an acceptable one ("" = there is nothing)."""
+    return "".join(char if char.isprintable() else "?" for char in name[:MAX_NAME])
+
+
+def _fits(text: object, limit: int) -> bool:
+    if not isinstance(text, str) or "\0" in text:
+        return False
+    try:
+        return len(text.encode()) <= limit
+    except UnicodeEncodeError:
+        return False
