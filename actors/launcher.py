@@ -377,9 +377,9 @@ class Launcher:
         if file is None:
             return b"", offset, ended
         with file:
-            file.seek(offset)
-            data = file.read(limit)
             size = os.fstat(file.fileno()).st_size
+            file.seek(min(offset, size))  # file systems refuse offsets far beyond any file
+            data = file.read(max(0, min(limit, size - offset)))  # Python makes room for all that is asked for
         return data, offset + len(data), ended and offset + len(data) >= size
 
     def _newest(self, job_id: str) -> _Job | None:

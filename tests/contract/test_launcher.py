@@ -339,7 +339,8 @@ def test_output_can_be_followed_and_outlives_the_job(host):
     host.exited()
     assert host.launcher.read_output("job", 1, 6, 9) == (b"", 6, True)
     host.launcher.release("job", 1)
-    assert host.launcher.read_output("job", 1, 0, 99) == (b"first\n", 6, True)
+    for offset, limit, data in ((0, 99, b"first\n"), (1, 2**62, b"irst\n"), (7, 1, b""), (10**15, 2**62, b"")):
+        assert host.launcher.read_output("job", 1, offset, limit) == (data, offset + len(data), True)
     host.launcher.sweep(time.time() + 3599)
     assert host.output() == "first\n"
     host.launcher.sweep(time.time() + 3601)
