@@ -56,7 +56,7 @@ MODE_COLUMNS: tuple[Column, ...] = (
 )
 JOB_COLUMNS: tuple[Column, ...] = (
     ("job", lambda job: plain(job.get("name")), False),
-    ("family", lambda job: plain(job.get("family")), False),
+    ("family", lambda job: plain(job.get("family")).replace("_", " "), False),
     ("solo steps/s", lambda job: ratio(job.get("solo_rate")), True),
     ("shared steps/s", lambda job: ratio(job.get("shared_rate")), True),
     ("slowdown measured", lambda job: ratio(job.get("slowdown_measured")), True),

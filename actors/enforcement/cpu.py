@@ -16,6 +16,7 @@ from cotenant.placement.types import Share
 SHARE = "share"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 NOTHING_SEEN = "no PyTorch optimizer seen: compute is limited by the device's cores at most, and memory is not limited"
+EVERYTHING_HELD = "compute and memory held to the share"
 NO_STEP = (
     "no optimizer step seen: compute is limited only by the device's cores, not by the share; memory is not limited"
 )
@@ -105,6 +106,8 @@ def _words(stepping: Sequence[ProcessReport]) -> str:
     common = Controls(~0)
     for report in stepping:
         common &= Controls(report.controls)
+    if len(stepping) == 1 and Controls.PINNED in common and Controls.MEMORY in common:
+        return EVERYTHING_HELD  # the usual case: nothing to read about
     parts = ["compute is held to the share at optimizer steps, on the device's cores"]
     if not common & Controls.PINNED:
         parts = ["compute is held to the share at optimizer steps, but not to the device's cores"]
