@@ -93,7 +93,8 @@ def _finish(settings: Settings, api_class: type | None, ray_pid: int | None) -> 
     notes = start_actors(settings, api_class)
     with Client.connect() as client:
         _wait_for_hosts(client)
-        hosts, gpus = client.hosts(), client.gpus()
+        # The journal also knows hosts of an earlier Ray session; they are not there any more.
+        hosts = [host for host in client.hosts() if host.reachable]
     serves = settings.api.enabled and api_class is not None
     api_url: Any = ray.get(ray.get_actor(API, NAMESPACE).url.remote()) if serves else None
     token = home() / "token" if serves and settings.api.require_token else None
@@ -108,7 +109,7 @@ def _finish(settings: Settings, api_class: type | None, ray_pid: int | None) -> 
     return UpReport(
         address=address,
         hosts=len(hosts),
-        gpus=len(gpus),
+        gpus=sum(len(host.gpus) for host in hosts),
         api_url=api_url,
         token_path=str(token) if token else None,
         notes=tuple(notes),
