@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 from demo_figures import Mode, figures
 from demo_report import render_console, write_html
@@ -123,11 +124,14 @@ def run_mode(client: Any, mode: str, mix: Sequence[DemoJob], console: Console) -
     tuning = client.tuning()
     placement = tuning.placement.model_copy(update={"policy": mode})
     client.set_tuning(tuning.model_copy(update={"placement": placement}))
-    begun = time.time()
+    begun, busy_before = time.time(), busy_core_s()
     specs = [client.spec(job.command, parse_hints(job.hints, begun), name=job.name, cwd=str(EXAMPLES)) for job in mix]
     names = {spec.job_id: job.name for spec, job in zip(specs, mix, strict=True)}
     client.submit_many(specs)
     explanations: dict[str, str] = {}
+    ended: set[str] = set()
+    if not console.is_terminal:
+        console.print(TITLES[mode])
     columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TextColumn("{task.fields[running]}"))  # fmt: skip
     with Progress(*columns, console=console) as progress:
@@ -142,7 +146,12 @@ def run_mode(client: Any, mode: str, mix: Sequence[DemoJob], console: Console) -
                 ask_again = time.monotonic() + EXPLAIN_EVERY_S
                 waiting = [view for view in views if view.state == "QUEUED"]
                 explanations.update({view.name: client.explain(view.job_id).summary for view in waiting})
-            if all(view.state.terminal for view in views):
+            for view in views:
+                if view.state.terminal and view.job_id not in ended:
+                    ended.add(view.job_id)
+                    if not console.is_terminal:  # a log shows progress line by line
+                        console.print(f"  {time.time() - begun:5.1f} s  {view.name} {view.state}")
+            if len(ended) == len(mix):
                 break
             if time.monotonic() > deadline:
                 raise TimeoutError(f"mode {mode}: not all jobs ended within {MODE_TIMEOUT_S:g} s")
@@ -155,7 +164,15 @@ def run_mode(client: Any, mode: str, mix: Sequence[DemoJob], console: Console) -
         windows=client.windows(list(names)),
         devices=client.device_series(),
         waiting=explanations,
+        busy_core_s=busy_core_s() - busy_before,
+        elapsed_s=time.time() - begun,
     )
+
+
+def busy_core_s() -> float:
+    """Return the CPU seconds that all processes of this machine have used since it started."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
 def context() -> dict[str, Any]:

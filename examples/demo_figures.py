@@ -20,6 +20,8 @@ class Mode:
         windows: Job id → its measured windows (``Signature``).
         devices: GPU id → (Unix seconds, utilisation, memory bytes).
         waiting: Job name → the last explanation while it was queued.
+        busy_core_s: CPU seconds that all processes of the machine used during the mode.
+        elapsed_s: How long the mode took.
     """
 
     name: str
@@ -28,6 +30,8 @@ class Mode:
     windows: Mapping[str, Sequence[Any]]
     devices: Mapping[str, Sequence[tuple[float, float | None, float | None]]]
     waiting: Mapping[str, str]
+    busy_core_s: float
+    elapsed_s: float
 
 
 def figures(modes: Sequence[Mode], families: Mapping[str, str]) -> dict[str, Any]:
@@ -96,12 +100,23 @@ def _mode(mode: Mode, families: Mapping[str, str]) -> dict[str, Any]:
         "makespan_s": max(ends),
         "mean_completion_s": sum(ends) / len(ends),
         "device_hours": _occupied_s(mode) / 3600.0,
+        "foreign_cores": _foreign_cores(mode),
         "runs": [_run(view, mode, names, families) for view in mode.views],
         "devices": {
             gpu_id: [[at - mode.begun, util] for at, util, _ in series if 0 <= at - mode.begun <= max(ends) + 1]
             for gpu_id, series in mode.devices.items()
         },
     }
+
+
+def _foreign_cores(mode: Mode) -> float:
+    """Return the cores that were used by anything but the jobs: Ray, cotenant, and whatever else runs here."""
+    by_jobs = sum(
+        ((window.util_mean or 0.0) + (window.host_cores or 0.0)) * window.window_s
+        for windows in mode.windows.values()
+        for window in windows
+    )
+    return max(0.0, mode.busy_core_s - by_jobs) / mode.elapsed_s if mode.elapsed_s > 0 else 0.0
 
 
 def _run(view: Any, mode: Mode, names: Mapping[str, str], families: Mapping[str, str]) -> dict[str, Any]:

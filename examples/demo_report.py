@@ -70,6 +70,8 @@ PAGE_JOB_COLUMNS: tuple[Column, ...] = (
     ("ran beside", lambda job: names(job.get("neighbours")), False),
 )
 
+FOREIGN_CORES = 0.6  # Ray and cotenant themselves use 0.2 to 0.3
+
 
 def write_html(report: Row, path: Path) -> None:
     """Write the report as one self-contained HTML file; nothing is loaded from elsewhere when it is opened."""
@@ -98,6 +100,24 @@ def headline(report: Row) -> str:
         f"Packing saved {percent(report.get('packing_saving_measured'))} of the device time; "
         f"{percent(report.get('packing_saving_predicted'))} was predicted. "
         f"Unfairness (largest slowdown over smallest) was {ratio(report.get('unfairness'))}."
+        f"{_slower_than_allowed(report)}{_disturbed(report)}"
+    )
+
+
+def _slower_than_allowed(report: Row) -> str:
+    names = [plain(job.get("name")) for job in rows_of(report, "jobs") if over_limit(job)]
+    return f" Slower than it allows: {', '.join(names)}." if names else ""
+
+
+def _disturbed(report: Row) -> str:
+    """Return a warning when something else used the machine: then these figures are about that, too."""
+    cores = [number(mode_of(report, name).get("foreign_cores")) for name in MODES]
+    most = max((value for value in cores if value is not None), default=0.0)
+    if most <= FOREIGN_CORES:
+        return ""
+    return (
+        f" Do not trust these figures: other work used up to {most:.1f} cores of this machine meanwhile. "
+        "Run it again when the machine is idle."
     )
 
 

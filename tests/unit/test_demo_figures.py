@@ -33,7 +33,7 @@ def demo() -> Iterator[ModuleType]:
 
 
 def window(rate: float | None, util: float | None = 0.5) -> SimpleNamespace:
-    return SimpleNamespace(step_rate=rate, window_s=1.0, util_mean=util)
+    return SimpleNamespace(step_rate=rate, window_s=1.0, util_mean=util, host_cores=0.1)
 
 
 def view(name: str, gpu: str, start: float, end: float, beside: tuple[tuple[float, float], ...] = ()) -> Any:
@@ -61,7 +61,9 @@ def view(name: str, gpu: str, start: float, end: float, beside: tuple[tuple[floa
 def report(demo: ModuleType) -> dict[str, Any]:
     def mode(name: str, views: list[Any], rate: float) -> Any:
         windows = {v.job_id: [window(None), *(window(1.0) for _ in range(2)), *[window(rate)] * 4] for v in views}
-        return demo.Mode(name, 100.0, views, windows, {"g0": [(99.0, 0.1, 1.0), (101.0, 0.5, 1.0)]}, {"b": "waits"})
+        return demo.Mode(
+            name, 100.0, views, windows, {"g0": [(99.0, 0.1, 1.0), (101.0, 0.5, 1.0)]}, {"b": "waits"}, 30.0, 20.0
+        )
 
     alone = mode("exclusive", [view("a", "g0", 100, 110), view("b", "g0", 110, 120)], 10.0)
     static = mode("static", [view("a", "g0", 100, 116), view("b", "g0", 100, 116)], 6.0)
@@ -118,3 +120,8 @@ def test_the_mix_is_five_families_of_programs_that_exist() -> None:
     for job in jobs:
         assert (ROOT / "examples" / job["command"][0]).is_file()
         assert job["command"][-2:] == ["--steps", str(job["steps"])]
+
+
+def test_what_others_used_is_told_apart_from_what_the_jobs_used(report: dict[str, Any]) -> None:
+    used_by_jobs = 2 * 7 * (0.5 + 0.1)  # two jobs, seven windows each
+    assert report["modes"]["cotenant"]["foreign_cores"] == pytest.approx((30.0 - used_by_jobs) / 20.0)

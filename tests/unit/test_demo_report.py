@@ -293,3 +293,12 @@ def test_terminal_markup_in_a_name_is_plain_text(report_module: ModuleType) -> N
     report = made_up()
     report["jobs"][0]["name"] = "[red]x[/red]"
     assert "[red]x[/red]" in on_terminal(report_module, report)
+
+
+@pytest.mark.parametrize(("cores", "warned"), [(0.3, False), (None, False), (1.4, True)])
+def test_a_disturbed_run_says_that_it_is_not_to_be_trusted(
+    report_module: ModuleType, cores: float | None, warned: bool
+) -> None:
+    report = made_up()
+    report["modes"]["static"]["foreign_cores"] = cores
+    assert ("Do not trust these figures" in report_module.headline(report)) is warned
