@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -19,11 +18,15 @@ _KEPT = re.compile(rf"({JOB_ID.pattern})\.([0-9]+)\.log")
 
 
 class StopRequest(NamedTuple):
-    """Content of ``stop.json``; ``kill_at`` in Unix seconds."""
+    """Content of ``stop.json``; ``kill_at`` on the monotonic clock, which does not jump and outlives the agent."""
 
     grace_s: float
     reason: str
     kill_at: float
+
+    def capped(self, now: float) -> StopRequest:
+        """Return the request with at most its grace period left."""
+        return self._replace(kill_at=min(self.kill_at, now + self.grace_s))
 
 
 def load_job_dirs(run_dir: Path) -> list[Path]:
@@ -35,8 +38,14 @@ def load_job_dirs(run_dir: Path) -> list[Path]:
         if (entry / runner.LAUNCH).exists():
             found.append(entry)
         else:
-            shutil.rmtree(entry)
+            shutil.rmtree(entry, ignore_errors=True)  # one that cannot be removed must not keep the host down
     return found
+
+
+def key_of(job_dir: Path) -> tuple[str, int]:
+    """Return the job id and the epoch that a job directory's name says."""
+    job_id, _, epoch = job_dir.name.rpartition(".")
+    return job_id, int(epoch)
 
 
 def read_launch(job_dir: Path) -> Launch:
@@ -65,11 +74,6 @@ def is_alive(process: runner.Process) -> bool:
     return now is not None and now.start_ticks == process.start_ticks and now.state not in "ZX"
 
 
-def start_overdue(job_dir: Path, timeout_s: float) -> bool:
-    """True when a launch that was begun longer than ``timeout_s`` ago can no longer be under way."""
-    return time.time() - (job_dir / runner.LAUNCH).stat().st_mtime > timeout_s
-
-
 def read_stop(job_dir: Path) -> StopRequest | None:
     """Return the request to stop the job, None when there is none."""
     content = runner.read_json(str(job_dir / runner.STOP))
@@ -95,10 +99,11 @@ def attached(job_dir: Path, *, started_only: bool = False) -> list[runner.Proces
             continue  # being written
         try:
             ticks, kind = marker.read_text(encoding="ascii").split()
-        except FileNotFoundError:
-            continue  # detached meanwhile
+            started = int(ticks)
+        except (FileNotFoundError, ValueError):
+            continue  # detached meanwhile, or damaged
         process = runner.process(pid)
-        if process is None or process.start_ticks != int(ticks) or process.state in "ZX":
+        if process is None or process.start_ticks != started or process.state in "ZX":
             continue
         if kind == STARTED or not started_only:
             found.append(process)

@@ -12,89 +12,28 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cotenant.actors import jobfiles, launchspec, runner
+from cotenant.actors import jobfiles, jobrecords, launchspec, runner
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
 from cotenant.actors.enforcement.cpu import CpuEnforcement
+from cotenant.actors.jobrecords import START_TIMEOUT_S, Exited, Held, JobRecord, Launched, Phase
 from cotenant.actors.launchspec import LaunchError
 from cotenant.actors.reports import JobReport
 from cotenant.placement.types import Share
 
-START_TIMEOUT_S = 10.0
 FIRST_VALIDITY_S = 30.0
 SUPERSEDE_TIMEOUT_S = 2.0
 SWEEP_PERIOD_S = 60.0
 
 __all__ = ["Exited", "Held", "LaunchError", "Launched", "Launcher", "Phase", "StaleCommand"]
-
-Phase = Literal["running", "stopping", "exited"]
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A job on this host.
-
-    Attributes:
-        job_id: The job.
-        epoch: Epoch of its lease.
-        root_pid: Process id of its supervisor, the root of all its processes; None for lease jobs.
-        job_dir: Its directory.
-        kind: "command" or "lease".
-        fingerprint: Class of runs it belongs to.
-        shares: Its shares when it was launched or adopted; position = share index.
-    """
-
-    job_id: str
-    epoch: int
-    root_pid: int | None
-    job_dir: Path
-    kind: Literal["command", "lease"]
-    fingerprint: str
-    shares: tuple[Share, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """No process of the job is left on this host. ``exit_code`` is negative for a signal, as in ``subprocess``."""
-
-    job_id: str
-    epoch: int
-    exit_code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A job in the inventory of this host."""
-
-    job_id: str
-    epoch: int
-    revision: int
-    phase: Phase
-
-
-@dataclass(slots=True)
-class _Job:
-    launched: Launched
-    shares: tuple[Share, ...]
-    revision: int
-    supervisor: runner.Process | None = None
-    exited: Exited | None = None
-    stop: jobfiles.StopRequest | None = None
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.launched.job_id, self.launched.epoch
 
 
 class Launcher:
@@ -105,6 +44,8 @@ class Launcher:
         gpus: The GPUs of this host.
         backend: How shares are enforced; None = the ``cpu`` device's.
         keep_output_s: How long the output of a released job can still be read.
+        first_validity_s: How long leases hold before the first renewal in a new directory. In one that was used before
+            they hold as long as they did, and no longer than this: nobody has renewed them.
 
     Raises:
         OSError: The directory cannot be made or used.
@@ -116,6 +57,7 @@ class Launcher:
         gpus: Sequence[GpuInfo],
         backend: EnforcementBackend | None = None,
         keep_output_s: float = 3600.0,
+        first_validity_s: float = FIRST_VALIDITY_S,
     ) -> None:
         self._dir = run_dir.absolute()
         (self._dir / jobfiles.OUTPUTS).mkdir(parents=True, exist_ok=True)
@@ -126,12 +68,14 @@ class Launcher:
         self._launching = threading.Lock()  # one launch at a time; the other methods do not wait for it
         self._lock = threading.RLock()
         self._swept_at = 0.0
+        limit = time.monotonic() + first_validity_s
+        used_before = (self._dir / runner.RENEWAL).exists()
         self._renewal = _open_renewal(self._dir / runner.RENEWAL)
-        self.renew(time.monotonic() + FIRST_VALIDITY_S)
+        self.renew(min(self._valid_until(), limit) if used_before else limit)
         self._over = jobfiles.kept_epochs(self._dir)  # newest epoch of a job that is over here: no older one may start
-        self._jobs: dict[tuple[str, int], _Job] = {}
+        self._jobs: dict[tuple[str, int], JobRecord] = {}
         for job_dir in jobfiles.load_job_dirs(self._dir):
-            self._load(job_dir)
+            self._take_in(jobrecords.adopt(job_dir, self._backend))
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
@@ -167,7 +111,7 @@ class Launcher:
             fingerprint: Class of runs it belongs to.
 
         Raises:
-            StaleCommand: A newer epoch of the job is, or was, here; or this one is over.
+            StaleCommand: A newer epoch of the job is, or was, here; or this one is over; or the host's leases are.
             LaunchError: It cannot be started as asked.
         """
         with self._launching:
@@ -178,6 +122,8 @@ class Launcher:
                 newest = max([other for name, other in self._jobs if name == job_id] + [self._over.get(job_id, -1)])
             if epoch <= newest:
                 raise StaleCommand(f"{job_id}: start of epoch {epoch}, but epoch {newest} is or was here")
+            if time.monotonic() >= self._valid_until():
+                raise StaleCommand(f"{job_id}: start of epoch {epoch}, but the leases of this host have expired")
             launch: launchspec.Launch = {
                 "job_id": job_id,
                 "epoch": epoch,
@@ -190,14 +136,23 @@ class Launcher:
                 "host_cores": sorted(os.sched_getaffinity(0)),
                 "grace_s": grace_s,
             }
-            launchspec.check(launch, shares, self._gpus)
-            self._supersede(job_id)
-            job_dir = self._start(launch, shares, revision)
+            try:
+                launchspec.check(launch, shares, self._gpus)
+                self._supersede(job_id)
+                job_dir = self._start(launch, shares, revision)
+            except LaunchError:
+                with self._lock:  # whoever is told that it failed must not see it start when the command is repeated
+                    self._over[job_id] = max(epoch, self._over.get(job_id, epoch))
+                raise
             with self._lock:
-                launched = self._load(job_dir).launched
+                launched = self._take_in(jobrecords.load(job_dir, self._backend)).launched
                 if self._over.get(job_id, -1) >= epoch:
                     self.stop(job_id, epoch, 0.0, "stopped while it was being started")
                 return launched
+
+    def _take_in(self, job: JobRecord) -> JobRecord:
+        self._jobs[job.key] = job
+        return job
 
     def _start(self, launch: launchspec.Launch, shares: Sequence[Share], revision: int) -> Path:
         job_dir = self._dir / f"{launch['job_id']}.{launch['epoch']}"
@@ -241,25 +196,6 @@ class Launcher:
             launch = jobfiles.read_launch(job.launched.job_dir)
             return self._environment(launch, job.launched.job_dir, {"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
 
-    def _load(self, job_dir: Path) -> _Job:
-        """Take in what is in a job's directory."""
-        launch = jobfiles.read_launch(job_dir)
-        epoch, revision = self._backend.in_force(job_dir)
-        shares = tuple(self._backend.shares(job_dir, launch["gpu_ids"]))
-        supervisor = jobfiles.read_supervisor(job_dir)
-        launched = Launched(
-            job_id=launch["job_id"],
-            epoch=epoch,
-            root_pid=supervisor.pid if supervisor else None,
-            job_dir=job_dir,
-            kind=launch["kind"],
-            fingerprint=launch["fingerprint"],
-            shares=shares,
-        )
-        job = _Job(launched, shares, revision, supervisor, stop=jobfiles.read_stop(job_dir))
-        self._jobs[job.key] = job
-        return job
-
     # -- watching ---------------------------------------------------------------------------------------------------
 
     def adopt(self) -> list[Launched]:
@@ -276,7 +212,7 @@ class Launcher:
         with self._lock:
             held = []
             for (job_id, epoch), job in self._jobs.items():
-                phase: Phase = "exited" if self._check(job) else "stopping" if job.stop else "running"
+                phase: Phase = "exited" if self._check(job) else "stopping" if job.stop or job.damage else "running"
                 held.append(Held(job_id, epoch, job.revision, phase))
             return held
 
@@ -290,38 +226,9 @@ class Launcher:
                 self.sweep(now)
             return [exited for job in self._jobs.values() if (exited := self._check(job)) is not None]
 
-    def _check(self, job: _Job) -> Exited | None:
+    def _check(self, job: JobRecord) -> Exited | None:
         with self._lock:
-            if job.exited is None:
-                job.exited = self._check_lease(job) if job.launched.kind == "lease" else self._check_command(job)
-            return job.exited
-
-    def _check_command(self, job: _Job) -> Exited | None:
-        job_dir = job.launched.job_dir
-        supervisor = job.supervisor or jobfiles.read_supervisor(job_dir)
-        job.supervisor = supervisor
-        alive = jobfiles.is_alive(supervisor) if supervisor else not jobfiles.start_overdue(job_dir, START_TIMEOUT_S)
-        ended = runner.read_json(str(job_dir / runner.EXIT))  # after the look at the supervisor, which writes it
-        if ended is not None:
-            return Exited(*job.key, int(ended["exit_code"]), str(ended["reason"]))
-        if alive:
-            return None
-        # Killed from outside. The kernel has killed the command with it; what the command had started is left.
-        left = jobfiles.left_behind(job_dir, supervisor)
-        for process in left:
-            runner.send(process, signal.SIGKILL)
-        return None if left else Exited(*job.key, -signal.SIGKILL, "its supervisor was killed, and the job with it")
-
-    def _check_lease(self, job: _Job) -> Exited | None:
-        if job.stop is None:
-            return None
-        left = jobfiles.attached(job.launched.job_dir, started_only=True)
-        if not left:
-            return Exited(*job.key, 0, job.stop.reason)
-        if time.time() >= job.stop.kill_at:
-            for process in left:
-                runner.send(process, signal.SIGKILL)
-        return None
+            return job.look()
 
     def root_pids(self, job_id: str) -> set[int]:
         """Return the processes that, with their descendants, are the job: its supervisor, and those attached to it."""
@@ -336,7 +243,9 @@ class Launcher:
         """Return what the job's processes say; None when the job is not here."""
         with self._lock:
             job = self._newest(job_id)
-            return None if job is None else self._backend.report(job.launched.job_dir, time.monotonic())
+            if job is None or not job.launched.job_dir.exists():
+                return None
+            return self._backend.report(job.launched.job_dir, time.monotonic())
 
     def guarantees(self, job_id: str) -> str:
         """Say what holds the job's shares and what cannot be held; empty when the job is not here."""
@@ -382,7 +291,7 @@ class Launcher:
             data = file.read(max(0, min(limit, size - offset)))  # Python makes room for all that is asked for
         return data, offset + len(data), ended and offset + len(data) >= size
 
-    def _newest(self, job_id: str) -> _Job | None:
+    def _newest(self, job_id: str) -> JobRecord | None:
         epochs = [epoch for other, epoch in self._jobs if other == job_id]
         return self._jobs[job_id, max(epochs)] if epochs else None
 
@@ -391,6 +300,9 @@ class Launcher:
     def renew(self, valid_until_s: float) -> None:
         """Let the leases of this host hold until then (``time.monotonic()``); later every job here ends at once."""
         runner.RENEWAL_LAYOUT.pack_into(self._renewal, 0, valid_until_s)
+
+    def _valid_until(self) -> float:
+        return float(runner.RENEWAL_LAYOUT.unpack_from(self._renewal, 0)[0])
 
     def resize(self, job_id: str, epoch: int, revision: int, shares: Sequence[Share]) -> None:
         """Hold a job to other shares of the same GPUs from now on.
@@ -422,17 +334,16 @@ class Launcher:
                 return
             if self._check(job) is not None:
                 return
-            request = jobfiles.StopRequest(grace_s, reason, time.time() + grace_s)
+            request = jobfiles.StopRequest(grace_s, reason, time.monotonic() + grace_s)
             if job.stop is not None and job.stop.kill_at <= request.kill_at:
                 return
             if job.stop is not None:
                 request = jobfiles.StopRequest(grace_s, job.stop.reason, request.kill_at)
             job.stop = request
-            jobfiles.write_stop(job.launched.job_dir, request)
-            if job.supervisor is not None:
-                runner.send(job.supervisor, signal.SIGTERM)
-            for process in jobfiles.attached(job.launched.job_dir, started_only=True):
-                runner.send(process, signal.SIGTERM)
+            try:
+                jobfiles.write_stop(job.launched.job_dir, request)
+            finally:
+                job.signal()  # even when the disk is full: the supervisor then takes its usual grace period
 
     def release(self, job_id: str, epoch: int) -> None:
         """Forget a job that has ended; its output can be read for some more time. Unknown jobs are ignored.

@@ -8,7 +8,7 @@ Files in the job directory:
     output.log    stdout and stderr of the command, merged, and the supervisor's own last words
     runner.json   pid and start time of the supervisor
     stop.json     grace and reason of a stop request; SIGTERM to the supervisor says that it is there
-    exit.json     exit code and reason, written when no process of the job is left
+    exit.json     exit code and reason, written when no process of the job is left; "lost": the host let the job down
 
 It ends the job when the command ends, when it gets SIGTERM, and when the host agent has not renewed the leases of the
 host in time (the file ``renewal`` beside the job directory).
@@ -147,6 +147,7 @@ class Supervisor:
         self._reason = ""
         self._deadline: float | None = None  # set once the job is ending: when to kill what is left
         self._stopping = False
+        self._lost = False  # the host let the job down
         self._asked_leftovers = False
 
     def run(self, ready: int) -> None:
@@ -252,10 +253,17 @@ class Supervisor:
             self._asked_leftovers = True
             self._signal_all(signal.SIGTERM)
         if self._expired(now):
-            self._reason = self._reason or "lease expired: the host agent did not renew it in time"
-            self._deadline = now
+            self._give_up(now, "lease expired: the host agent did not renew it in time")
+        elif not os.path.exists(f"{self._dir}/{LAUNCH}"):
+            self._give_up(now, "its directory on the host was removed")
         if self._deadline is not None and now >= self._deadline:
             self._signal_all(signal.SIGKILL)
+
+    def _give_up(self, now: float, reason: str) -> None:
+        """Kill the job, which has done nothing wrong."""
+        self._lost = self._lost or (self._exit_code is None and not self._stopping)
+        self._reason = self._reason or reason
+        self._deadline = now
 
     def _await_news(self) -> None:
         """Sleep until a child ends, somebody wants the job to stop, or something is due."""
@@ -309,7 +317,8 @@ class Supervisor:
     def _finish(self, exit_code: int, reason: str) -> None:
         if exit_code in (EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE) and self._command_pid == 0:
             os.write(2, f"cotenant: {reason}\n".encode())
-        write_json(f"{self._dir}/{EXIT}", {"exit_code": int(exit_code), "reason": reason, "ended_at": time.time()})
+        content = {"exit_code": int(exit_code), "reason": reason, "ended_at": time.time(), "lost": self._lost}
+        write_json(f"{self._dir}/{EXIT}", content)
 
 
 def _redirect(output: str) -> None:

@@ -11,83 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+from launching import CORES, ENV, GPU, IGNORE_TERM, OTHER, SHARE
 from support import wait_until
 
 from cotenant.actors import runner
-from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.cpu import CpuEnforcement
-from cotenant.actors.launcher import Exited, Launched, Launcher, LaunchError, StaleCommand
+from cotenant.actors.launcher import Exited, Launcher, LaunchError, StaleCommand
 from cotenant.actors.shim.shareword import read_all
 from cotenant.placement.types import Share
-
-CORES = sorted(os.sched_getaffinity(0))
-GPU = GpuInfo("gpu-0", "cpu-core", 0, 4 << 30, {"CUDA_VISIBLE_DEVICES": ""}, cores=(CORES[0],))
-OTHER = GpuInfo("gpu-1", "cpu-core", 1, 4 << 30, {"CUDA_VISIBLE_DEVICES": ""}, cores=(CORES[-1],))
-SHARE = Share("gpu-0", 1 << 30, 0.5)
-IGNORE_TERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-ENV = {"PATH": os.environ["PATH"]}
-
-
-class Host:
-    """A launcher with its directory, and what the tests ask of it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.launcher = Launcher(path, (GPU, OTHER))
-
-    def restart(self) -> list[Launched]:
-        """The host agent was killed; a new one starts."""
-        self.launcher = Launcher(self.path, (GPU, OTHER))
-        return self.launcher.adopt()
-
-    def launch(self, *command: str, job_id: str = "job", epoch: int = 1, **more) -> Launched:
-        defaults = {"revision": 0, "kind": "command", "cwd": "/", "env": ENV, "shares": [SHARE], "grace_s": 0.3}
-        options = {**defaults, "command": command}
-        return self.launcher.launch(job_id=job_id, epoch=epoch, **(options | more))
-
-    def python(self, code: str, *args: str, **more) -> Launched:
-        return self.launch(sys.executable, "-S", "-c", code, *args, **more)
-
-    def exited(self, job_id: str = "job", timeout_s: float = 10.0) -> Exited:
-        found: list[Exited] = []
-
-        def look() -> bool:
-            found[:] = [exited for exited in self.launcher.poll() if exited.job_id == job_id]
-            return bool(found)
-
-        wait_until(look, timeout_s, f"{job_id} has ended")
-        return found[0]
-
-    def output(self, job_id: str = "job", epoch: int = 1) -> str:
-        return self.launcher.read_output(job_id, epoch, 0, 1 << 30)[0].decode()
-
-    def processes(self, *, supervisors: bool = False) -> list[int]:
-        """Every process of any job of this host; supervisors may take another moment to end after their job."""
-        mark = f"COTENANT_JOB_DIR={self.path}/".encode()
-        found = []
-        for process in runner.process_table():
-            try:
-                content = Path(f"/proc/{process.pid}/environ").read_bytes()
-                command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue
-            wanted = mark in content or (supervisors and str(self.path).encode() in command)
-            if wanted and process.state not in "ZX":
-                found.append(process.pid)
-        return found
-
-
-@pytest.fixture
-def host(tmp_path):
-    host = Host(tmp_path / "run")
-    yield host
-    for launched in host.launcher.running():
-        host.launcher.stop(launched.job_id, launched.epoch, 0.0, "the test is over")
-    wait_until(
-        lambda: not host.processes(supervisors=True) and not host.launcher.running(),
-        10,
-        "no process of the test is left",
-    )
 
 
 def test_output_exit_code_environment_and_directory(host, tmp_path):

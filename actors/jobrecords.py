@@ -1,0 +1,208 @@
+"""A job of this host as the launcher knows it: read from its directory, looked at until it has ended."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cotenant.actors import jobfiles, runner
+from cotenant.actors.enforcement.base import EnforcementBackend
+from cotenant.placement.types import Share
+
+START_TIMEOUT_S = 10.0
+OVERTIME_S = 2.0  # a supervisor that has not ended its job this long after the grace period is stuck
+
+Phase = Literal["running", "stopping", "exited"]
+# What reading a damaged file raises: not the format; a field or a type that is not right; not a file that can be read.
+_DAMAGE = (ValueError, KeyError, TypeError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A job on this host.
+
+    Attributes:
+        job_id: The job.
+        epoch: Epoch of its lease.
+        root_pid: Process id of its supervisor, the root of all its processes; None for lease jobs.
+        job_dir: Its directory.
+        kind: "command" or "lease".
+        fingerprint: Class of runs it belongs to.
+        shares: Its shares when it was launched or adopted; position = share index.
+    """
+
+    job_id: str
+    epoch: int
+    root_pid: int | None
+    job_dir: Path
+    kind: Literal["command", "lease"]
+    fingerprint: str
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """No process of the job is left on this host.
+
+    Attributes:
+        job_id: The job.
+        epoch: Epoch of its lease.
+        exit_code: Of its command; negative for a signal, as in ``subprocess``.
+        reason: Why, for people.
+        lost: The host let it down (its lease expired, its record is damaged): the job itself did nothing wrong.
+    """
+
+    job_id: str
+    epoch: int
+    exit_code: int
+    reason: str
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A job in the inventory of this host."""
+
+    job_id: str
+    epoch: int
+    revision: int
+    phase: Phase
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """A job of this host. ``damage`` says what is wrong with its directory, when something is: then it must end."""
+
+    launched: Launched
+    shares: tuple[Share, ...]
+    revision: int
+    supervisor: runner.Process | None = None
+    exited: Exited | None = None
+    stop: jobfiles.StopRequest | None = None
+    damage: str = ""
+    known_since: float = field(default_factory=time.monotonic)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Job id and epoch."""
+        return self.launched.job_id, self.launched.epoch
+
+    def look(self) -> Exited | None:
+        """Say whether the job has ended. Kills what is left of a job that should have."""
+        if self.exited is None:
+            try:
+                self.exited = self._look()
+            except _DAMAGE as error:
+                self.damage = f"its record on the host cannot be read: {error!r}"
+        return self.exited
+
+    def signal(self) -> None:
+        """Tell the job's processes that it shall end; the request is in its directory."""
+        roots = [] if self.supervisor is None else [self.supervisor]
+        for process in roots + jobfiles.attached(self.launched.job_dir, started_only=True):
+            runner.send(process, signal.SIGTERM)
+            runner.send(process, signal.SIGCONT)  # a stopped process takes no SIGTERM
+
+    def _look(self) -> Exited | None:
+        if self.damage:
+            return self._end_damaged()
+        return self._look_at_lease() if self.launched.kind == "lease" else self._look_at_command()
+
+    def _look_at_command(self) -> Exited | None:
+        if self.supervisor is None:
+            self.supervisor = jobfiles.read_supervisor(self.launched.job_dir)
+            if self.supervisor is not None and self.stop is not None:
+                self.signal()  # the request came before there was anybody to be told
+        supervisor = self.supervisor
+        if supervisor is not None:
+            alive = jobfiles.is_alive(supervisor)
+        else:
+            alive = time.monotonic() - self.known_since <= START_TIMEOUT_S
+        ended = runner.read_json(str(self.launched.job_dir / runner.EXIT))  # after the look at its writer
+        if ended is not None:
+            return Exited(*self.key, int(ended["exit_code"]), str(ended["reason"]), bool(ended.get("lost", False)))
+        if alive:
+            if supervisor is not None and self.stop and time.monotonic() >= self.stop.kill_at + OVERTIME_S:
+                runner.send(supervisor, signal.SIGKILL)  # the kernel kills the command with it
+            return None
+        if self._kill_left_behind():
+            return None
+        if supervisor is None:
+            return Exited(*self.key, -signal.SIGKILL, "its start was cut short on the host", lost=True)
+        reason = self.stop.reason if self.stop else "its supervisor was killed, and the job with it"
+        return Exited(*self.key, -signal.SIGKILL, reason)
+
+    def _look_at_lease(self) -> Exited | None:
+        if self.stop is None:
+            return None
+        left = jobfiles.attached(self.launched.job_dir, started_only=True)
+        if not left:
+            return Exited(*self.key, 0, self.stop.reason)
+        if time.monotonic() >= self.stop.kill_at:
+            for process in left:
+                runner.send(process, signal.SIGKILL)
+        return None
+
+    def _end_damaged(self) -> Exited | None:
+        """What the job is or was cannot be told for certain: end it and say so."""
+        if self.supervisor is not None and jobfiles.is_alive(self.supervisor):
+            runner.send(self.supervisor, signal.SIGKILL)
+            return None
+        return None if self._kill_left_behind() else Exited(*self.key, -signal.SIGKILL, self.damage, lost=True)
+
+    def _kill_left_behind(self) -> bool:
+        job_dir = self.launched.job_dir
+        left = jobfiles.left_behind(job_dir, self.supervisor) + jobfiles.attached(job_dir, started_only=True)
+        for process in left:
+            runner.send(process, signal.SIGKILL)
+        return bool(left)
+
+
+def load(job_dir: Path, backend: EnforcementBackend) -> JobRecord:
+    """Read a job's directory.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: Something in it is missing or damaged.
+    """
+    launch = jobfiles.read_launch(job_dir)
+    epoch, revision = backend.in_force(job_dir)
+    shares = tuple(backend.shares(job_dir, launch["gpu_ids"]))
+    supervisor = jobfiles.read_supervisor(job_dir)
+    launched = Launched(
+        job_id=launch["job_id"],
+        epoch=epoch,
+        root_pid=supervisor.pid if supervisor else None,
+        job_dir=job_dir,
+        kind=launch["kind"],
+        fingerprint=launch["fingerprint"],
+        shares=shares,
+    )
+    if launch["kind"] not in ("command", "lease") or (launched.job_id, epoch) != jobfiles.key_of(job_dir):
+        raise ValueError(f"launch.json is of a {launch['kind']} {launched.job_id}, share of epoch {epoch}")
+    return JobRecord(launched, shares, revision, supervisor, stop=jobfiles.read_stop(job_dir))
+
+
+def adopt(job_dir: Path, backend: EnforcementBackend) -> JobRecord:
+    """Read the directory of a job that an earlier host agent started; a damaged one gives a job that has to end."""
+    try:
+        record = load(job_dir, backend)
+    except (*_DAMAGE, OSError) as error:
+        return _damaged(job_dir, f"its record on the host cannot be read: {error!r}")
+    if record.stop is not None:
+        # The agent may have been killed before it had told the job. Clocks count anew: never longer than was asked.
+        record.stop = record.stop.capped(time.monotonic())
+        record.signal()
+    return record
+
+
+def _damaged(job_dir: Path, damage: str) -> JobRecord:
+    job_id, epoch = jobfiles.key_of(job_dir)
+    try:
+        supervisor = jobfiles.read_supervisor(job_dir)
+    except _DAMAGE:
+        supervisor = None  # it is found, and ends, with the processes it has started
+    launched = Launched(job_id, epoch, supervisor.pid if supervisor else None, job_dir, "command", "", ())
+    return JobRecord(launched, (), 0, supervisor, damage=damage)
