@@ -92,13 +92,17 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class JobExited:
-    """All processes of the job on the host are gone. ``exit_code`` is negative for a signal, as in ``subprocess``."""
+    """All processes of the job on the host are gone. ``exit_code`` is negative for a signal, as in ``subprocess``.
+
+    ``lost``: the host let the job down (its lease expired, its record is damaged); it counts as lost with its node.
+    """
 
     job_id: str
     epoch: int
     host_id: str
     exit_code: int
     reason: str = ""
+    lost: bool = False
     kind: Literal["job_exited"] = "job_exited"
 
 

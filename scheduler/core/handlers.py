@@ -151,7 +151,7 @@ def start_failed(turn: Turn, event: StartFailed) -> None:
 
 
 def job_exited(turn: Turn, event: JobExited) -> None:
-    """Exit code 0 is success; anything else is another try or failure, as the restart policy says."""
+    """Exit code 0 is success; anything else is another try or failure, as the restart policy says for its cause."""
     job = _current(turn, event.job_id, event.epoch, event.host_id)
     if job is None:
         return
@@ -160,7 +160,8 @@ def job_exited(turn: Turn, event: JobExited) -> None:
         ending = Ending(JobState.SUCCEEDED, event.reason or "exit code 0", exit_code=0)
     else:
         reason = event.reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
-        ending = turn.another_try(job, reason, ON_FAILURE, exit_code=code, backoff=True)
+        policies = ON_LOSS if event.lost else ON_FAILURE
+        ending = turn.another_try(job, reason, policies, exit_code=code, backoff=True)
     turn.leave(job, event.host_id, ending, code)
 
 
