@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors.host_agent import HostAgent
@@ -39,6 +39,11 @@ class Fleet:
                 del self._agents[host_id]
         return nodes
 
+    def forget(self, host_id: str) -> None:
+        """Look the agent of a host up again, and make it anew when it is gone for good."""
+        with self._lock:
+            self._agents.pop(host_id, None)
+
     def dispatch(self, commands: Sequence[Command]) -> None:
         """Send commands, one message per host, and do not wait.
 
@@ -50,12 +55,20 @@ class Fleet:
         for host_id, batch in by_host.items():
             with self._lock:
                 agent = self._agents.get(host_id)
-            if agent is not None:
-                agent.apply.remote(batch)
+            try:
+                if agent is not None:
+                    agent.apply.remote(batch)
+            except RayError as error:
+                print(f"cotenant scheduler: commands to host {host_id}: {error}", flush=True)  # noqa: T201 - the log
 
-    def health(self, silence: Mapping[str, float]) -> Health:
-        """Ask every component whether it answers. ``silence``: seconds since each host's last report."""
-        components = [ComponentHealth(name="scheduler", ok=True, note="")]
+    def health(self, silence: Mapping[str, float], note: str) -> Health:
+        """Ask every component whether it answers.
+
+        Args:
+            silence: Seconds since each host's last report.
+            note: What the scheduler has to say of itself.
+        """
+        components = [ComponentHealth(name="scheduler", ok=True, note=note)]
         components.append(_ping(PRM))
         for host_id, seconds in sorted(silence.items()):
             ok = seconds <= self._settings.lease.ttl_s

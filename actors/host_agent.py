@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RuntimeEnvSetupError
+from ray.exceptions import GetTimeoutError, RayError, RuntimeEnvSetupError
 
 from cotenant.actors.claims import claim_gpus
 from cotenant.actors.devices.registry import create_backend
@@ -23,6 +23,8 @@ from cotenant.actors.messages import HostReport, WindowBatch
 from cotenant.actors.nodes import live_nodes
 from cotenant.actors.overruns import OverrunWatch
 from cotenant.actors.profiler import Profiler
+from cotenant.actors.uplink import Uplink
+from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.events import Event, JobExited, JobStarted, MemoryOverrun, StartFailed
@@ -32,7 +34,7 @@ from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, run_dir
 
 CLAIM_TIMEOUT_S = 10.0
 REPORT_TIMEOUT_S = 5.0
-RETRY_S = 0.2
+CLAIM_RETRY_S = 0.2
 
 
 class HostAgent:
@@ -51,22 +53,20 @@ class HostAgent:
         self._claimed = False
         self._claim = self._note = ""
         self._claim_gpus(CLAIM_TIMEOUT_S)
-        self._launcher = Launcher(run_dir(session, host_id), self._gpus)
+        self._launcher = Launcher(run_dir(session, host_id), self._gpus, first_validity_s=self.settings.lease.ttl_s)
         self._profiler = Profiler(self._backend, self.settings.profiler)
         self._overruns = OverrunWatch()
         self._joined_at = time.time()
         self._lock = threading.RLock()
-        self._held: dict[str, Launched] = {}  # jobs whose exit has not been told yet
+        self._held: dict[str, Launched] = {}  # jobs that have not ended, device loop only
+        self._preparing: dict[tuple[str, int], int] = {}  # (job id, epoch) -> revision; waits for its environment
         self._watched: dict[str, tuple[int, set[int]]] = {}  # job id -> (epoch, root pids), device loop only
         self._exits_told: set[tuple[str, int]] = set()
         self._controls: dict[str, str] = {}
-        self._events: list[Event] = []
-        self._news = threading.Condition(self._lock)
+        self._uplink = Uplink(self, self.settings.lease.ttl_s, self.settings.profiler.window_s)
         self._stopping = threading.Event()
-        for launched in self._launcher.adopt():
-            self._watch(launched)
-        threading.Thread(target=self._device_loop, name="device", daemon=True).start()
-        threading.Thread(target=self._uplink_loop, name="uplink", daemon=True).start()
+        start_vital_thread("device", self._device_loop)
+        start_vital_thread("uplink", lambda: self._uplink.run(self._stopping))
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
@@ -77,7 +77,8 @@ class HostAgent:
         for command in commands:
             try:
                 self._apply(command)
-            except (StaleCommand, ValueError) as error:
+            except (StaleCommand, ValueError, OSError) as error:
+                # The next inventory shows what is missing; the other commands must not wait for it.
                 refused.append(str(error))
         return refused
 
@@ -99,8 +100,7 @@ class HostAgent:
     def shut_down(self) -> None:
         """Stop the threads and release the devices. Jobs must have been stopped before."""
         self._stopping.set()
-        with self._news:
-            self._news.notify_all()
+        self._uplink.wake()
         self._backend.close()
 
     # -- carrying out -----------------------------------------------------------------------------------------------
@@ -108,17 +108,37 @@ class HostAgent:
     def _apply(self, command: Command) -> None:
         match command:
             case StartJob() if self._needs_environment(command):
-                # Ray may take minutes to install packages; other jobs' commands must not wait for it.
-                threading.Thread(target=self._start, args=(command,), daemon=True).start()
+                self._prepare(command)
             case StartJob():
                 self._start(command)
             case ResizeShares():
                 self._launcher.resize(command.job_id, command.epoch, command.revision, command.shares)
             case StopJob():
+                with self._lock:
+                    self._preparing.pop((command.job_id, command.epoch), None)
                 self._launcher.stop(command.job_id, command.epoch, command.grace_s, command.reason)
 
     def _needs_environment(self, command: StartJob) -> bool:
         return command.spec.runtime_env is not None and command.spec.submit_host != self._host_id
+
+    def _prepare(self, command: StartJob) -> None:
+        """Start a job in a thread of its own: Ray may take minutes to install packages, and others must not wait."""
+        key = (command.spec.job_id, command.epoch)
+        with self._lock:
+            if key in self._preparing:
+                return  # the command was repeated
+            self._preparing[key] = command.revision
+
+        def prepare() -> None:
+            try:
+                self._start(command)
+            except StaleCommand as error:
+                print(f"cotenant host agent: {error}", flush=True)  # noqa: T201 - the actor's log
+            finally:
+                with self._lock:
+                    self._preparing.pop(key, None)
+
+        threading.Thread(target=prepare, name=f"prepare-{command.spec.job_id}", daemon=True).start()
 
     def _start(self, command: StartJob) -> None:
         spec = command.spec
@@ -139,22 +159,15 @@ class HostAgent:
                 grace_s=self.settings.lease.stop_grace_s,
             )
         except LaunchError as error:
-            self._tell(StartFailed(spec.job_id, command.epoch, self._host_id, str(error), error.exit_code, error.retry))
-            return
+            failed = StartFailed(spec.job_id, command.epoch, self._host_id, str(error), error.exit_code, error.retry)
+            self._uplink.tell(failed)
         except (RuntimeEnvSetupError, GetTimeoutError) as error:
-            self._tell(StartFailed(spec.job_id, command.epoch, self._host_id, f"runtime environment: {error}"))
-            return
-        self._watch(launched)
-        self._tell(JobStarted(spec.job_id, command.epoch, self._host_id, launched.root_pid))
-
-    def _watch(self, launched: Launched) -> None:
-        with self._lock:
-            self._held[launched.job_id] = launched
-
-    def _tell(self, event: Event) -> None:
-        with self._news:
-            self._events.append(event)
-            self._news.notify_all()
+            self._uplink.tell(StartFailed(spec.job_id, command.epoch, self._host_id, f"runtime environment: {error}"))
+        except RayError as error:
+            reason = f"Ray failed while it set up the runtime environment: {error}"
+            self._uplink.tell(StartFailed(spec.job_id, command.epoch, self._host_id, reason, retry=True))
+        else:
+            self._uplink.tell(JobStarted(spec.job_id, command.epoch, self._host_id, launched.root_pid))
 
     def _claim_gpus(self, timeout_s: float) -> None:
         """Until Ray has handed the GPUs over they are announced as unusable; the claim waits in Ray's queue."""
@@ -171,6 +184,7 @@ class HostAgent:
         next_tick = time.monotonic()
         next_window = next_tick + self.settings.profiler.window_s
         while not self._stopping.is_set():
+            self._held = {launched.job_id: launched for launched in self._launcher.running()}
             self._follow_processes()
             self._profiler.tick()
             self._reap()
@@ -183,8 +197,7 @@ class HostAgent:
 
     def _follow_processes(self) -> None:
         """Tell the profiler which processes belong to which job (only this thread may touch the backend)."""
-        with self._lock:
-            held = dict(self._held)
+        held = self._held
         for job_id, watched in list(self._watched.items()):
             if job_id not in held or held[job_id].epoch != watched[0]:
                 self._backend.unwatch(job_id)
@@ -202,19 +215,19 @@ class HostAgent:
                 if (ended.job_id, ended.epoch) in self._exits_told:
                     continue
                 self._exits_told.add((ended.job_id, ended.epoch))
-                self._held.pop(ended.job_id, None)
-            self._tell(JobExited(ended.job_id, ended.epoch, self._host_id, ended.exit_code, ended.reason))
+            self._uplink.tell(
+                JobExited(ended.job_id, ended.epoch, self._host_id, ended.exit_code, ended.reason, ended.lost)
+            )
 
     def _close_window(self) -> None:
         """Send the PRM this second's windows, all jobs of the host in one message."""
-        with self._lock:
-            held = dict(self._held)
+        held = self._held
         reports = {job_id: report for job_id in held if (report := self._launcher.report(job_id)) is not None}
         shares = {job_id: self._launcher.shares(job_id) for job_id in held}
         signatures = self._profiler.collect(reports, shares)
         for job_id, used_bytes in self._overruns.observe(signatures, shares).items():
             if job_id in held:
-                self._tell(MemoryOverrun(job_id, held[job_id].epoch, self._host_id, used_bytes))
+                self._uplink.tell(MemoryOverrun(job_id, held[job_id].epoch, self._host_id, used_bytes))
         self._controls = {job_id: self._launcher.guarantees(job_id) for job_id in held}
         batch = WindowBatch(
             host_id=self._host_id,
@@ -226,42 +239,30 @@ class HostAgent:
         )
         try:
             ray.get_actor(PRM, NAMESPACE).observe.remote(batch)
-        except ValueError:
-            self._note = "the PRM actor does not exist: no forecasts from this host"
+        except (ValueError, RayError):
+            self._note = "the PRM cannot be reached: no forecasts from this host"
+        else:
+            self._note = ""
 
     # -- uplink -----------------------------------------------------------------------------------------------------
 
-    def _uplink_loop(self) -> None:
-        while not self._stopping.is_set():
-            if not self._claimed:
-                self._claim_gpus(RETRY_S)
-            sent_at = time.monotonic()
-            with self._lock:
-                events = tuple(self._events)
-            if self._report(events):
-                # Valid from the moment of sending, so the scheduler never believes a lease dead that is still alive.
-                self._launcher.renew(sent_at + self.settings.lease.ttl_s)
-                self._acknowledged(events)
-            with self._news:
-                remaining = self.settings.profiler.window_s - (time.monotonic() - sent_at)
-                if len(self._events) == 0 and remaining > 0:
-                    self._news.wait(remaining)
+    def report(self, number: int, events: tuple[Event, ...], note: str) -> HostReport:
+        """See ``UplinkHost.report``."""
+        if not self._claimed:
+            self._claim_gpus(CLAIM_RETRY_S)
+        notes = "; ".join(text for text in (note, self._note) if text)
+        return HostReport(self._host(), self._inventory(), events, self._claim, notes, dict(self._controls), number)
 
-    def _report(self, events: tuple[Event, ...]) -> bool:
-        report = HostReport(self._host(), self._inventory(), events, self._claim, self._note, dict(self._controls))
-        try:
-            ray.get(ray.get_actor(SCHEDULER, NAMESPACE).report.remote(report), timeout=REPORT_TIMEOUT_S)
-        except (ValueError, GetTimeoutError, RayActorError) as error:
-            # The scheduler is gone or restarting: keep enforcing the last plan and keep the events for later.
-            self._stopping.wait(RETRY_S)
-            self._note = f"last report failed: {type(error).__name__}"
-            return False
-        self._note = ""
-        return True
+    def send(self, report: HostReport) -> bool:
+        """See ``UplinkHost.send``."""
+        return bool(ray.get(ray.get_actor(SCHEDULER, NAMESPACE).report.remote(report), timeout=REPORT_TIMEOUT_S))
 
-    def _acknowledged(self, events: tuple[Event, ...]) -> None:
-        with self._lock:
-            del self._events[: len(events)]
+    def renew(self, valid_until_s: float) -> None:
+        """See ``UplinkHost.renew``."""
+        self._launcher.renew(valid_until_s)
+
+    def recorded(self, events: tuple[Event, ...]) -> None:
+        """See ``UplinkHost.recorded``."""
         for event in events:
             if isinstance(event, JobExited):
                 self._launcher.release(event.job_id, event.epoch)
@@ -288,6 +289,15 @@ class HostAgent:
         )
 
     def _inventory(self) -> tuple[InventoryItem, ...]:
-        return tuple(
-            InventoryItem(item.job_id, item.epoch, item.revision, item.phase) for item in self._launcher.inventory()
-        )
+        with self._lock:  # before the launcher's: what is launched meanwhile is in one of the two
+            preparing = dict(self._preparing)
+        held = {
+            (item.job_id, item.epoch): InventoryItem(item.job_id, item.epoch, item.revision, item.phase)
+            for item in self._launcher.inventory()
+        }
+        waiting = [
+            InventoryItem(job_id, epoch, revision, "starting")
+            for (job_id, epoch), revision in preparing.items()
+            if (job_id, epoch) not in held
+        ]
+        return (*held.values(), *waiting)

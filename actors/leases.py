@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors import shim
@@ -119,7 +120,10 @@ class GpuLease:
 
     def _renew_loop(self) -> None:
         while not self._released.wait(RENEW_S):
-            self._client.renew(self.job_id)
+            try:
+                self._client.renew(self.job_id)
+            except (CotenantError, RayError):
+                continue  # the scheduler is away for long; it gives every client a new term when it is back
 
 
 def acquire(*, here: bool = False, name: str | None = None, timeout_s: float | None = None, **hints: Any) -> GpuLease:

@@ -22,6 +22,7 @@ class HostReport:
         claim: How the GPUs are held in Ray's own accounting, in words.
         note: Anything an administrator should know about the host.
         controls: Per job, what holds its share and what cannot be held, in words.
+        number: Grows with every report of the host, over restarts of its agent: tells an old report that comes late.
     """
 
     host: Host
@@ -30,6 +31,7 @@ class HostReport:
     claim: str
     note: str
     controls: dict[str, str]
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

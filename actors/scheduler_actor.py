@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
-import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError
 
+from cotenant.actors.clock import SteadyClock
 from cotenant.actors.fleet import Fleet
 from cotenant.actors.messages import HostReport
+from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core import queries
-from cotenant.scheduler.core.commands import Command
+from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import (
     ClientLost,
     Event,
@@ -32,9 +34,9 @@ from cotenant.scheduler.core.events import (
 )
 from cotenant.scheduler.core.model import JobSpec
 from cotenant.scheduler.core.reconcile import reconcile
-from cotenant.scheduler.errors import JobNotFound
-from cotenant.scheduler.journal.recovery import recover
-from cotenant.scheduler.journal.store import Journal, NotRecordable
+from cotenant.scheduler.errors import CotenantError, JobNotFound, NotConnected, NotHandled
+from cotenant.scheduler.journal.ledger import Ledger, Taken
+from cotenant.scheduler.journal.store import Journal, JournalError, JournalTaken, NotRecordable
 from cotenant.scheduler.specs import check_reason, check_spec
 from cotenant.scheduler.views import Explanation, GpuView, Health, HostView, JobView, PlanView, TuningView
 
@@ -56,8 +58,7 @@ class _HostContact:
     claim: str = ""
     note: str = ""
     controls: Mapping[str, str] = field(default_factory=dict)
-    unreachable: bool = False
-    lost: bool = False
+    number: int = 0  # of the newest report
 
 
 class Scheduler:
@@ -67,22 +68,24 @@ class Scheduler:
     transaction, handled in one cycle, acknowledged, and only then are the commands sent out.
     """
 
-    def __init__(self, settings_json: str, journal_url: str) -> None:
+    def __init__(
+        self, settings_json: str, journal_url: str, fleet: Fleet | None = None, journal: Journal | None = None
+    ) -> None:
         self.settings = Settings.model_validate_json(settings_json)
-        self._journal = Journal(journal_url)
-        self._core = recover(self._journal, self.settings)
+        self._ledger = Ledger(journal or Journal(journal_url), self.settings)
+        self._clock = SteadyClock(self._core.state.now)
         self._lock = threading.RLock()
         self._inbox: queue.Queue[_Request] = queue.Queue()
-        self._entries_since_snapshot = 0
         hosts = list(self._core.state.hosts)
-        self._contacts = {host_id: _HostContact(time.monotonic(), unreachable=True) for host_id in hosts}
+        self._contacts = {host_id: _HostContact(time.monotonic()) for host_id in hosts}
         self._clients: dict[str, float] = {}
-        self._fleet = Fleet(self.settings)
+        self._fleet = fleet or Fleet(self.settings)
         self._stopping = threading.Event()
+        self._ended = threading.Event()  # the commit loop has
         if hosts:  # whether they still exist shows when they report; until then nothing is placed there
-            self._handle([HostUnreachable(host_id, "not heard of since the restart") for host_id in hosts])
-        threading.Thread(target=self._commit_loop, name="commit", daemon=True).start()
-        threading.Thread(target=self._watch_loop, name="watch", daemon=True).start()
+            self._take_in([HostUnreachable(host_id, "not heard of since the restart") for host_id in hosts])
+        start_vital_thread("commit", self._commit_loop)
+        start_vital_thread("watch", self._watch_loop)
 
     # -- what clients call ------------------------------------------------------------------------------------------
 
@@ -142,7 +145,7 @@ class Scheduler:
             offset = time.time() - time.monotonic()
             views = []
             for view in queries.hosts(self._core.state):
-                contact = self._contacts[view.host_id]
+                contact = self._contacts.setdefault(view.host_id, _HostContact(time.monotonic()))
                 seen = {"last_report_at": contact.seen + offset, "claim": contact.claim, "note": contact.note}
                 views.append(view.model_copy(update=seen))
             return views
@@ -151,12 +154,13 @@ class Scheduler:
         """Say why a job is where it is."""
         with self._lock:
             self._known(job_id)
-            return queries.explain(self._core.state, job_id, time.time(), self._controls().get(job_id, ""))
+            controls = self._controls().get(job_id, "")
+            return queries.explain(self._core.state, job_id, self._clock.now(), controls)
 
     def plan(self, specs: list[JobSpec], packing_bias: float | None) -> PlanView:
         """Say what would happen to these jobs; nothing is changed."""
         with self._lock:
-            return queries.plan(self._core, specs, packing_bias=packing_bias, now=time.time())
+            return queries.plan(self._core, specs, packing_bias=packing_bias, now=self._clock.now())
 
     def tuning(self) -> TuningView:
         """Return the settings that can change while everything runs."""
@@ -173,7 +177,8 @@ class Scheduler:
         """Say whether all parts answer."""
         with self._lock:
             silence = {host_id: time.monotonic() - contact.seen for host_id, contact in self._contacts.items()}
-        return self._fleet.health(silence)
+            note = self._ledger.note()
+        return self._fleet.health(silence, note)
 
     def location(self, job_id: str) -> list[tuple[str, int]]:
         """Return (host id, epoch) of every host that holds the job or held it last."""
@@ -183,25 +188,33 @@ class Scheduler:
 
     # -- what host agents and the PRM call --------------------------------------------------------------------------
 
-    def report(self, report: HostReport) -> None:
-        """Take in a host agent's report. Returning is the acknowledgement that renews the host's leases."""
+    def report(self, report: HostReport) -> bool:
+        """Take in a host agent's report. Returning is the answer that renews the host's leases.
+
+        Returns:
+            Whether its events are recorded. If not, they have to come again; the leases hold all the same: whoever
+            cannot write for a while must not lose the jobs that run.
+        """
         host_id = report.host.host_id
         with self._lock:
-            known = self._core.state.hosts.get(host_id)
-            joined = known is None or not known.reachable or known.gpus != report.host.gpus
             contact = self._contacts.setdefault(host_id, _HostContact(time.monotonic()))
-        events: list[Event] = [HostJoined(report.host)] if joined else []
-        events.extend(report.events)
-        if events:
-            self._commit(events)
-        with self._lock:
+            if report.number < contact.number:
+                return False  # its agent has given it up and sent a newer one
+            contact.number = report.number
             contact.seen = time.monotonic()
             contact.claim, contact.note, contact.controls = report.claim, report.note, report.controls
-            contact.unreachable = contact.lost = False
-            missing, commands = reconcile(self._core.state, host_id, report.inventory, time.time())
-        if missing:
-            self._commit(missing)
+            known = self._core.state.hosts.get(host_id)
+            joined = known is None or not known.reachable or known.gpus != report.host.gpus
+        events: list[Event] = [HostJoined(report.host)] if joined else []
+        recorded = self._record([*events, *report.events])
+        with self._lock:
+            if contact.number != report.number:
+                return recorded  # a newer report has come meanwhile: this inventory is old
+            contact.seen = time.monotonic()
+            missing, commands = reconcile(self._core.state, host_id, report.inventory, self._clock.now())
+        self._record(missing)
         self._fleet.dispatch(commands)
+        return recorded
 
     def measurements(self, event: MeasurementsReported) -> None:
         """Take in one host's measurements and forecasts."""
@@ -225,10 +238,13 @@ class Scheduler:
         self._stopping.set()
         self._inbox.put(_Request([]))
         with self._lock:
-            self._journal.snapshot(self._core.state, self._journal.seq)
-            self._journal.close()
+            self._ledger.close()
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _core(self) -> Core:
+        return self._ledger.core
 
     def _known(self, job_id: str) -> None:
         if job_id not in self._core.state.jobs:
@@ -241,87 +257,162 @@ class Scheduler:
         return {job_id: text for contact in self._contacts.values() for job_id, text in contact.controls.items()}
 
     def _commit(self, events: Sequence[Event]) -> None:
+        """Have events recorded and handled.
+
+        Raises:
+            JournalError: They could not be recorded.
+            NotRecordable: One of them can never be.
+            NotHandled: One of them could not be handled and was set aside; the others count.
+        """
+        self._enqueue(events).done.result()
+
+    def _enqueue(self, events: Sequence[Event]) -> _Request:
         request = _Request(events)
         self._inbox.put(request)
-        request.done.result()
+        if self._ended.is_set():
+            self._turn_away()
+        return request
+
+    def _turn_away(self) -> None:
+        """Nobody handles requests any more: nobody must wait for it."""
+        while not self._inbox.empty():
+            with contextlib.suppress(queue.Empty, InvalidStateError):
+                self._inbox.get_nowait().done.set_exception(NotConnected("the scheduler is being shut down"))
+
+    def _record(self, events: Sequence[Event]) -> bool:
+        """Have a host's events recorded; False when they have to come again. What was set aside need not."""
+        try:
+            if events:
+                self._commit(events)
+        except NotHandled as error:
+            _log(f"report: {error}")
+        except NotRecordable as error:
+            if len(events) > 1:  # the others are not to blame
+                return all(self._record([event]) for event in events)
+            _log(f"report: {error}")
+        except JournalError as error:
+            _log(f"report: {error}")
+            return False
+        return True
 
     def _commit_loop(self) -> None:
-        while not self._stopping.is_set():
-            group = [self._inbox.get()]
-            while not self._inbox.empty():
-                group.append(self._inbox.get_nowait())
-            self._commit_group(group)
+        try:
+            while not self._stopping.is_set():
+                group = [self._inbox.get()]
+                while not self._inbox.empty():
+                    group.append(self._inbox.get_nowait())
+                self._settle(group)
+        finally:
+            self._ended.set()
+            self._turn_away()
 
-    def _commit_group(self, group: Sequence[_Request]) -> None:
+    def _settle(self, group: Sequence[_Request]) -> None:
+        """Record and handle these requests together, answer each, and send the commands."""
         events = [event for request in group for event in request.events]
         try:
-            commands = self._handle(events) if events else []
-        except NotRecordable as error:  # nothing has happened yet: the others must not pay for one bad request
-            if len(group) > 1:
+            taken = self._take_in(events) if events else Taken()
+        except NotRecordable as error:
+            if len(group) > 1:  # the others are not to blame
                 for request in group:
-                    self._commit_group([request])
+                    self._settle([request])
             else:
                 group[0].done.set_exception(error)
             return
-        except Exception as error:  # noqa: BLE001 - whatever went wrong belongs to every waiting caller
+        except JournalError as error:
             for request in group:
                 request.done.set_exception(error)
+            if isinstance(error, JournalTaken):
+                raise  # another scheduler is in charge: this one must end
             return
+        first = 0
         for request in group:
-            request.done.set_result(None)
-        self._fleet.dispatch(commands)
+            mine = range(first, first + len(request.events))
+            first = mine.stop
+            refused = [taken.refused[position] for position in mine if position in taken.refused]
+            if refused:
+                request.done.set_exception(NotHandled(f"a fault of the scheduler's; set aside: {'; '.join(refused)}"))
+            else:
+                request.done.set_result(None)
+        self._fleet.dispatch(taken.commands)
 
-    def _handle(self, events: Sequence[Event]) -> Sequence[Command]:
+    def _take_in(self, events: Sequence[Event]) -> Taken:
         with self._lock:
-            now = time.time()
-            self._journal.append(events, now)
-            commands = self._core.handle(events, now)
-            self._entries_since_snapshot += 1
-            if self._entries_since_snapshot >= self.settings.journal.snapshot_every:
-                self._journal.snapshot(self._core.state, self._journal.seq)
-                self._entries_since_snapshot = 0
-            return commands
+            taken = self._ledger.take_in(events, self._clock.now())
+            try:
+                self._ledger.snapshot_if_due()
+            except JournalTaken:
+                raise
+            except JournalError as error:  # the events are recorded: only the next recovery takes longer
+                _log(f"snapshot: {error}")
+            return taken
 
     def _watch_loop(self) -> None:
+        watched_at = time.monotonic()
         while not self._stopping.wait(TICK_S):
+            now = time.monotonic()
+            self._excuse_clients(now - watched_at - TICK_S)
+            watched_at = now
             self._guarded("hosts", self._watch_hosts)
             self._guarded("clients", self._watch_clients)
             self._guarded("tick", lambda: self._commit([Tick()]))
 
     def _guarded(self, what: str, step: Callable[[], None]) -> None:
-        """Run one step of the watch loop; Ray being briefly unavailable must not end the loop."""
+        """Run one step of the watch loop; Ray or the journal being unavailable for a while must not end the loop."""
         try:
             step()
-        except (RayActorError, ray.exceptions.RaySystemError, ConnectionError, TimeoutError) as error:
-            print(f"cotenant scheduler: watching {what}: {error}", flush=True)  # noqa: T201 - the actor's log
+        except JournalTaken:
+            raise
+        except (CotenantError, RayError, ConnectionError, TimeoutError) as error:
+            _log(f"watching {what}: {error}")
+
+    def _excuse_clients(self, stalled_s: float) -> None:
+        """While the scheduler itself was held up it heard nobody: no client is to blame for that time."""
+        if stalled_s < TICK_S:
+            return
+        with self._lock:
+            now = time.monotonic()
+            for job_id, seen in self._clients.items():
+                self._clients[job_id] = min(now, seen + stalled_s)
 
     def _watch_hosts(self) -> None:
-        now = time.monotonic()
         alive = self._fleet.ensure_agents()
         silent_for = self.settings.lease.ttl_s + 2.0  # the runner looks every second, plus its own grace
         events: list[Event] = []
+        lost: list[str] = []
         with self._lock:
-            for host_id, contact in self._contacts.items():
-                silence = now - contact.seen
+            now = time.monotonic()
+            for host_id, host in self._core.state.hosts.items():
+                silence = now - self._contacts.setdefault(host_id, _HostContact(now)).seen
                 dead = host_id not in alive
-                if not contact.unreachable and (dead or silence > SILENT_S):
-                    contact.unreachable = True
+                if host.reachable and (dead or silence > SILENT_S):
                     events.append(HostUnreachable(host_id, "Ray says the node is dead" if dead else "no report"))
-                if not contact.lost and silence > silent_for:
-                    contact.lost = True
+                if silence > silent_for:
+                    lost.append(host_id)
                     events.append(HostLost(host_id, f"no report for {silence:.0f} s; its leases have expired"))
-        if events:
-            self._commit(events)
+            # Under the lock: a report that comes now is handled after these, so its host joins anew.
+            request = self._enqueue(events) if events else None
+        if request is not None:
+            request.done.result()
+        for host_id in lost:
+            self._fleet.forget(host_id)
+        with self._lock:
+            for host_id in self._contacts.keys() - self._core.state.hosts.keys() - alive:
+                del self._contacts[host_id]
 
     def _watch_clients(self) -> None:
-        now = time.monotonic()
         with self._lock:
-            for job in queries.attached(self._core.state):
-                self._clients.setdefault(job, now)  # after a restart every client gets a fresh term
-            gone = [j for j, seen in self._clients.items() if now - seen > self.settings.lease.client_ttl_s]
-            for job_id in gone:
-                del self._clients[job_id]
+            now = time.monotonic()
             active = set(queries.attached(self._core.state))
-        events: list[Event] = [ClientLost(job_id) for job_id in gone if job_id in active]
-        if events:
-            self._commit(events)
+            for job_id in active:
+                self._clients.setdefault(job_id, now)  # after a restart every client gets a fresh term
+            for job_id in self._clients.keys() - active:
+                del self._clients[job_id]
+            gone = [j for j, seen in self._clients.items() if now - seen > self.settings.lease.client_ttl_s]
+        if gone:
+            self._commit([ClientLost(job_id) for job_id in gone])
+            with self._lock:
+                self._clients.update(dict.fromkeys(gone, now))  # told once a term, while they are being stopped
+
+
+def _log(text: str) -> None:
+    print(f"cotenant scheduler: {text}", flush=True)  # noqa: T201 - the actor's log

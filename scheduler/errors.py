@@ -7,6 +7,7 @@
     │   └── HintError    … and the field is a hint or the job id
     ├── NotConnected     no cotenant is reachable from here
     ├── JobNotFound      no job with that id
+    ├── NotHandled       the scheduler met a fault of its own with this request and set it aside
     ├── NotPlaceable     no device of this cluster could ever take the job
     └── NotPermitted     the caller may not do that
 """
@@ -75,6 +76,10 @@ class JobNotFound(CotenantError, KeyError):
 
 class NotPlaceable(CotenantError):
     """No device of this cluster could ever take the job."""
+
+
+class NotHandled(CotenantError):
+    """The scheduler met a fault of its own when it handled this request; it was set aside and changed nothing."""
 
 
 class NotPermitted(CotenantError):

@@ -68,7 +68,7 @@ class Link:
 
     def _call(self, actor: str, method: str, *args: object) -> Any:
         import ray  # noqa: PLC0415
-        from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError  # noqa: PLC0415
+        from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError  # noqa: PLC0415
 
         deadline = time.monotonic() + RESTART_PATIENCE_S
         while True:
@@ -79,6 +79,8 @@ class Link:
                 if isinstance(error.cause, Exception):
                     raise error.cause from None
                 raise
+            except GetTimeoutError as error:
+                raise NotConnected(f"cotenant's {actor} does not answer within {CALL_TIMEOUT_S:g} s") from error
             except (ActorUnavailableError, RayActorError) as error:
                 # The actor is restarting. Every call may be made twice: submissions carry their job id.
                 self._handles.pop(actor, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Table,
+    Text,
     create_engine,
     delete,
     event,
@@ -39,6 +40,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from cotenant.scheduler.core.events import Event
 from cotenant.scheduler.core.state import State
+from cotenant.scheduler.errors import CotenantError
 
 SCHEMA_VERSION: Final = 1
 
@@ -60,12 +62,21 @@ _SNAPSHOTS = Table(
     Column("seq", Integer, primary_key=True, autoincrement=False),
     Column("state", LargeBinary(_MAX_BYTES), nullable=False),
 )
+# Events the core could not handle. They count for nothing and are kept for whoever finds out why.
+_SET_ASIDE = Table(
+    "journal_set_aside",
+    _META,
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("event", LargeBinary(_MAX_BYTES), nullable=False),
+    Column("error", Text, nullable=False),
+)
 
 _ADVICE = "nothing was changed: restore it from a backup, or give another journal.url to start afresh"
 _EVENTS = TypeAdapter(tuple[Event, ...], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
-class JournalError(Exception):
+class JournalError(CotenantError):
     """The journal cannot be read or written; the message says where and what to do. Nothing was deleted."""
 
 
@@ -161,18 +172,58 @@ class Journal:
             delete(_ENTRIES).where(_ENTRIES.c.seq <= seq),
         )
 
+    def set_aside(self, entry: Entry, errors: Mapping[int, str]) -> None:
+        """Take events out of a batch and keep them apart, in one transaction.
+
+        Args:
+            entry: The batch.
+            errors: By position in the batch, the events to take out, and why.
+
+        Raises:
+            JournalTaken: Another scheduler opened the journal since.
+            JournalError: It could not be written; the journal is as it was.
+        """
+        left = tuple(event for position, event in enumerate(entry.events) if position not in errors)
+        rows = [
+            {
+                "seq": entry.seq,
+                "position": position,
+                "event": _EVENTS.dump_json((entry.events[position],)),
+                "error": error,
+            }
+            for position, error in errors.items()
+        ]
+        self._write(
+            update(_ENTRIES).where(_ENTRIES.c.seq == entry.seq).values(events=_EVENTS.dump_json(left)),
+            insert(_SET_ASIDE).values(rows),
+        )
+
+    def set_aside_from(self, seq: int) -> dict[int, str]:
+        """Return what was set aside from batch ``seq``: why, by position.
+
+        Raises:
+            JournalError: The database cannot be read.
+        """
+        wanted = select(_SET_ASIDE.c.position, _SET_ASIDE.c.error).where(_SET_ASIDE.c.seq == seq)
+        return {row.position: row.error for row in self._read(wanted)}
+
+    def count_set_aside(self) -> int:
+        """Return how many events were ever set aside.
+
+        Raises:
+            JournalError: The database cannot be read.
+        """
+        return int(self._read(select(func.count()).select_from(_SET_ASIDE))[0][0])
+
     def load(self) -> Loaded:
         """Read everything back.
 
         Raises:
             JournalError: A row cannot be read or is missing. Names the row; nothing is deleted.
         """
-        try:
-            with self._engine.connect() as connection:
-                kept = connection.execute(select(_SNAPSHOTS).order_by(_SNAPSHOTS.c.seq.desc()).limit(1)).first()
-                rows = connection.execute(select(_ENTRIES).order_by(_ENTRIES.c.seq)).all()
-        except (DBAPIError, sqlite3.Error) as error:
-            raise JournalError(f"cannot read the journal {self._where}: {_cause(error)}; {_ADVICE}") from error
+        snapshots = self._read(select(_SNAPSHOTS).order_by(_SNAPSHOTS.c.seq.desc()).limit(1))
+        kept = snapshots[0] if snapshots else None
+        rows = self._read(select(_ENTRIES).order_by(_ENTRIES.c.seq))
         seq = 0 if kept is None else kept.seq
         snapshot = None if kept is None else self._decode(f"snapshot {seq}", State.from_json, kept.state)
         entries: list[Entry] = []
@@ -237,6 +288,13 @@ class Journal:
     def _last_seq(self, connection: Connection) -> int:
         last = [connection.execute(select(func.max(table.c.seq))).scalar() for table in (_ENTRIES, _SNAPSHOTS)]
         return max((seq for seq in last if seq is not None), default=0)
+
+    def _read(self, wanted: Any) -> Sequence[Any]:
+        try:
+            with self._engine.connect() as connection:
+                return connection.execute(wanted).all()
+        except (DBAPIError, sqlite3.Error) as error:
+            raise JournalError(f"cannot read the journal {self._where}: {_cause(error)}; {_ADVICE}") from error
 
     def _write(self, *statements: Any) -> None:
         """Run the statements in one transaction that holds only as long as nobody else has taken over."""

@@ -1,0 +1,102 @@
+"""Host agents and a fleet without Ray, for tests of the scheduler's shell."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from scheduling import host
+
+from cotenant.actors.messages import HostReport
+from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
+from cotenant.scheduler.core.events import Event, JobExited, JobStarted
+from cotenant.scheduler.core.reconcile import InventoryItem
+from cotenant.scheduler.views import Health
+
+Key = tuple[str, int]
+_NUMBERS = itertools.count(1)
+
+
+class FakeHost:
+    """Does what a host agent does, at once, and keeps a record of it."""
+
+    def __init__(self, host_id: str = "h1", gpus: int = 1) -> None:
+        self.host = host(host_id, gpus)
+        self.held: dict[Key, InventoryItem] = {}
+        self.events: list[Event] = []
+        self.starts: list[Key] = []
+        self.over: set[Key] = set()
+
+    def apply(self, command: Command) -> None:
+        """Carry out one command."""
+        if isinstance(command, StartJob):
+            key = (command.spec.job_id, command.epoch)
+            if key in self.held or key in self.over:
+                return
+            self.held[key] = InventoryItem(*key, command.revision, "running")
+            self.starts.append(key)
+            self.events.append(JobStarted(*key, self.host.host_id))
+        elif isinstance(command, StopJob):
+            self.over.add((command.job_id, command.epoch))
+            self.end(command.job_id, command.epoch, -15)
+        elif isinstance(command, ResizeShares) and (command.job_id, command.epoch) in self.held:
+            item = self.held[command.job_id, command.epoch]
+            if item.phase == "running":
+                self.held[command.job_id, command.epoch] = InventoryItem(
+                    item.job_id, item.epoch, command.revision, "running"
+                )
+
+    def end(self, job_id: str, epoch: int, exit_code: int, *, lost: bool = False) -> None:
+        """The job's processes are gone."""
+        item = self.held.get((job_id, epoch))
+        if item is not None and item.phase == "running":
+            self.held[job_id, epoch] = InventoryItem(job_id, epoch, item.revision, "exited")
+            self.events.append(JobExited(job_id, epoch, self.host.host_id, exit_code, lost=lost))
+
+    def message(self) -> HostReport:
+        """The next report."""
+        return HostReport(self.host, tuple(self.held.values()), tuple(self.events), "", "", {}, next(_NUMBERS))
+
+    def answered(self, report: HostReport, recorded: bool) -> None:
+        """Take the scheduler's answer in."""
+        if not recorded:
+            return
+        del self.events[: len(report.events)]
+        for event in report.events:
+            if isinstance(event, JobExited):
+                self.held.pop((event.job_id, event.epoch), None)
+
+    def running(self) -> list[Key]:
+        """Jobs with processes."""
+        return [key for key, item in self.held.items() if item.phase == "running"]
+
+
+class FakeFleet:
+    """Delivers commands to fake hosts, but no more of them than ``limit``: then the scheduler counts as dead."""
+
+    def __init__(self, *hosts: FakeHost, limit: int | None = None) -> None:
+        self.hosts = {one.host.host_id: one for one in hosts}
+        self.left = limit
+        self.forgotten: list[str] = []
+
+    def ensure_agents(self) -> set[str]:
+        """See ``Fleet``."""
+        return set(self.hosts)
+
+    def forget(self, host_id: str) -> None:
+        """See ``Fleet``."""
+        self.forgotten.append(host_id)
+
+    def dispatch(self, commands: Sequence[Command]) -> None:
+        """See ``Fleet``."""
+        for command in commands:
+            if self.left is not None:
+                if self.left == 0:
+                    return
+                self.left -= 1
+            if command.host_id in self.hosts:
+                self.hosts[command.host_id].apply(command)
+
+    def health(self, silence: dict[str, float], note: str) -> Health:
+        """See ``Fleet``."""
+        return Health(ok=not note, components=[])
