@@ -56,6 +56,7 @@ def recover(
     def attempt(entry: Entry, state: bytes) -> str | None:
         return _failure(Core.from_state(State.from_json(state), predictor, policies), entry)
 
+    retried: set[int] = set()
     while True:
         loaded = journal.load()
         core, failed_at = replay(loaded)
@@ -63,6 +64,10 @@ def recover(
             break
         good, _ = replay(journal.load(), failed_at.seq)  # read again: the failure has left the first state half changed
         errors = _culprits(failed_at, good.state.to_json(), attempt)
+        if not errors and failed_at.seq not in retried:
+            retried.add(failed_at.seq)  # memory was short, for example
+            continue
+        errors = errors or dict.fromkeys(range(len(failed_at.events)), "it fails now and then")
         journal.set_aside(failed_at, errors)
         for position, error in errors.items():
             kind = failed_at.events[position].kind

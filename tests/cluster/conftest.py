@@ -83,7 +83,9 @@ def start_deployment(home: Path, head_gpus: int, settings: Settings = TEST_SETTI
 
     os.environ["COTENANT_HOME"] = str(home / "home")
     os.environ["COTENANT_RUN_DIR"] = str(home / "run")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": head_gpus, **head})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": head_gpus, "include_dashboard": False, **head}
+    )
     ray.init(address=cluster.address, namespace="cotenant", log_to_driver=False, logging_level="ERROR")
     cotenant_cluster.up(None, False, settings, None)
     return Deployment(cluster, Client.connect(), home)

@@ -76,8 +76,8 @@ def test_killing_a_control_actor_loses_nothing(three, patient, name):
     assert three.client.job(running.job_id).state == "RUNNING"
     patient.finish()
     for view in [running, *queued]:
-        assert three.finish(view).state == "SUCCEEDED"
-        assert len(patient.starts(view)) == 1
+        ended = three.finish(view)
+        assert (ended.state, len(patient.starts(view))) == ("SUCCEEDED", 1), ended.history
 
 
 def test_killing_a_host_agent_does_not_touch_its_jobs(three, patient):

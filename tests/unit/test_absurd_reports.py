@@ -179,34 +179,22 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, event: Event
     kept.close()
 
 
-def test_a_batch_the_core_fails_on_does_not_keep_the_rest_from_coming_back(tmp_path: Path) -> None:
-    """As live: the batch fails, its caller hears of it, the scheduler goes on."""
-
-    def failing(name: str) -> PlacementPolicy:
-        raise ZeroDivisionError(name)
-
-    def run(events: list[Event], now: float) -> None:
-        kept.append(events, now)
-        if now == 2.0:
-            live.policies, working = failing, live.policies
-            with pytest.raises(ZeroDivisionError):
-                live.handle(events, now)
-            live.policies = working
-        else:
-            live.handle(events, now)
-
+def test_a_failure_that_does_not_come_again_costs_nothing(tmp_path: Path) -> None:
+    """What fails again and again is set aside, see ``test_scheduler_faults.py``."""
     kept, live = journal(tmp_path), Core(settings())
-    run([HostJoined(host())], 1.0)
-    run([JobSubmitted(half("a"))], 2.0)
-    run([JobSubmitted(half("b"))], 3.0)
-    calls = iter([False, True, False])
-    working = live.policies
+    batches: list[list[Event]] = [[HostJoined(host())], [JobSubmitted(half("a"))], [JobSubmitted(half("b"))]]
+    for number, events in enumerate(batches):
+        kept.append(events, float(number))
+        live.handle(events, float(number))
+    calls = iter([False, True])
 
-    def same_again(name: str) -> PlacementPolicy:
-        return failing(name) if next(calls, False) else working(name)
+    def once(name: str) -> PlacementPolicy:
+        if next(calls, False):
+            raise ZeroDivisionError(name)
+        return live.policies(name)
 
-    recovered = recover(kept, settings(), policies=same_again)
-    assert recovered.state.to_json() == live.state.to_json()
+    assert recover(kept, settings(), policies=once).state.to_json() == live.state.to_json()
+    assert kept.count_set_aside() == 0
     kept.close()
 
 
