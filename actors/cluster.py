@@ -47,8 +47,9 @@ class UpReport:
 
 @dataclass(frozen=True, slots=True)
 class DownReport:
-    """What ``down`` did."""
+    """What ``down`` did. ``found``: there was a cotenant to stop."""
 
+    found: bool
     stopped_jobs: int
     notes: tuple[str, ...]
 
@@ -159,18 +160,19 @@ def down(force: bool) -> DownReport:
     """
     record = ClusterRecord.load()
     notes: list[str] = []
-    stopped = 0
+    stopped, found = 0, True
     try:
         with Client.connect() as client:
             stopped = _stop_jobs(client, force, notes)
             _kill_actors(client)
     except NotConnected as error:
+        found = False
         notes.append(str(error))
     if record is not None and record.ray_pid is not None:
         _end_ray(record.ray_pid)
         notes.append("stopped the Ray head that 'cotenant up --local' had started")
     ClusterRecord.remove()
-    return DownReport(stopped, tuple(notes))
+    return DownReport(found, stopped, tuple(notes))
 
 
 def ensure_token() -> str:
@@ -225,7 +227,8 @@ def _start_ray(settings: Settings) -> tuple[int, str]:
 
     def ready() -> bool:
         if process.poll() is not None:
-            raise CotenantError(f"Ray did not start (exit code {process.returncode}); its log: {log}")
+            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"]
+            raise CotenantError(f"Ray did not start (exit code {process.returncode}): {said[-1]}; its log: {log}")
         return "Ray runtime started" in log.read_text(encoding="utf-8", errors="replace")
 
     _await(ready, RAY_START_TIMEOUT_S, f"Ray did not start; its log: {log}")

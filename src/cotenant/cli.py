@@ -355,7 +355,8 @@ def down(
     if as_json:
         _render.print_json(asdict(report))
         return
-    typer.echo(f"stopped; jobs that were still active: {report.stopped_jobs}")
+    if report.found:
+        typer.echo(f"stopped; jobs that were still active: {report.stopped_jobs}")
     for line in report.notes:
         _render.note(line)
 

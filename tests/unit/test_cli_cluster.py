@@ -110,7 +110,7 @@ def test_up_and_down_report(client: FakeClient, monkeypatch: pytest.MonkeyPatch)
         return UpReport("127.0.0.1:1", 1, 2, "http://127.0.0.1:8266", "/t", ("a note",))
 
     fakes = {
-        "actors": ("cluster", SimpleNamespace(up=up, down=lambda force: DownReport(3 if force else 0, ()))),
+        "actors": ("cluster", SimpleNamespace(up=up, down=lambda force: DownReport(True, 3 if force else 0, ()))),
         "dashboards": ("server", SimpleNamespace(Api="the API")),
     }
     for room, (name, fake) in fakes.items():  # the real ones import Ray
