@@ -85,6 +85,7 @@ class UpReport:
 class DownReport:
     """As in ``actors/cluster.py``."""
 
+    found: bool
     stopped_jobs: int
     notes: tuple[str, ...]
 
