@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 # Ray reads these when its processes start. Node deaths are noticed in about a second instead of thirteen.
 RAY_ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
@@ -12,3 +14,10 @@ RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
+
+
+def free_port() -> int:
+    """A port nobody listens on; Ray's probe of a taken dashboard port leaks a socket, which pytest counts as an error."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

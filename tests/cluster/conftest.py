@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_support import RAY_ENVIRONMENT
+from cluster_support import RAY_ENVIRONMENT, free_port
 from support import wait_until
 
 from cotenant.configs.settings import ApiSettings, DeviceSettings, LeaseSettings, PlacementSettings, Settings
@@ -84,7 +84,14 @@ def start_deployment(home: Path, head_gpus: int, settings: Settings = TEST_SETTI
     os.environ["COTENANT_HOME"] = str(home / "home")
     os.environ["COTENANT_RUN_DIR"] = str(home / "run")
     cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": head_gpus, "include_dashboard": False, **head}
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 2,
+            "num_gpus": head_gpus,
+            "include_dashboard": False,
+            "dashboard_port": free_port(),
+            **head,
+        },
     )
     ray.init(address=cluster.address, namespace="cotenant", log_to_driver=False, logging_level="ERROR")
     cotenant_cluster.up(None, False, settings, None)

@@ -124,7 +124,7 @@ def test_up_and_down_report(client: FakeClient, monkeypatch: pytest.MonkeyPatch)
     assert seen == [(None, True, 2, "the API")]
     assert json.loads(invoke("up", "--json")[1])["gpus"] == 2
     assert invoke("down", "--force")[1] == "stopped; jobs that were still active: 3\n"
-    assert json.loads(invoke("down", "--json")[1]) == {"stopped_jobs": 0, "notes": []}
+    assert json.loads(invoke("down", "--json")[1]) == {"found": True, "stopped_jobs": 0, "notes": []}
 
 
 def test_doctor_warns_with_0_and_fails_with_1(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
