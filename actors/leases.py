@@ -1,12 +1,21 @@
-"""Leases for Ray programs: shares of one or several GPUs for tasks, actors, Tune trials and Train workers."""
+"""Leases for Ray programs: shares of one or several GPUs for tasks, actors, Tune trials and Train workers.
+
+``docs/ray-programs.md`` shows how they are used.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
+import warnings
+import weakref
+from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import ray
 from ray.exceptions import RayError
@@ -15,52 +24,153 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cotenant.actors import shim
 from cotenant.scheduler.client import Client, new_job_id
 from cotenant.scheduler.core.model import JobState
-from cotenant.scheduler.errors import CotenantError, NotPlaceable
+from cotenant.scheduler.errors import CotenantError, HintError, JobNotFound, LeaseLost, NotPlaceable
 from cotenant.scheduler.hints import parse_hints
 from cotenant.scheduler.views import JobView, ShareView
 
 RENEW_S = 1.0
 POLL_S = 0.05
+_NODE_ID = "ray.io/node-id"  # the label Ray gives every node
+_DECIDED = ("num_gpus", "scheduling_strategy", "label_selector")
+_USERS_OWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # the lease only has defaults for these
 
 
-class LeaseLost(CotenantError):
-    """The lease ended before its owner released it; the message says why."""
+class TrainOptions(NamedTuple):
+    """Arguments for Ray Train.
+
+    Attributes:
+        scaling: For ``ray.train.ScalingConfig``.
+        run: For ``ray.train.RunConfig``.
+    """
+
+    scaling: dict[str, Any]
+    run: dict[str, Any]
+
+
+class _Hold:
+    """Keeps a lease alive from a thread of its own until it is let go of or lost.
+
+    It does not know its ``GpuLease``: one that nobody refers to any more is collected, and the hold let go of.
+    """
+
+    def __init__(self, client: Client, view: JobView) -> None:
+        self._client = client
+        self._job_id = view.job_id
+        self._epoch = view.epoch
+        self._let_go = threading.Event()
+        self.ended = ""  # why the lease is not held any more
+        threading.Thread(target=self._renew_loop, name=f"renew-{view.job_id}", daemon=True).start()
+
+    def look(self) -> None:
+        """Renew the lease now, and see whether it is still there."""
+        view = self._client.renew(self._job_id)
+        if view.state not in (JobState.RUNNING, JobState.SUSPENDED) or view.epoch != self._epoch:
+            self.ended = self.ended or view.reason or str(view.state)
+
+    def let_go(self) -> None:
+        """Leave the rest to the thread. Safe in a finalizer."""
+        self._let_go.set()
+
+    def release(self) -> None:
+        """Give the lease back and stop renewing it. Once is enough."""
+        if self._let_go.is_set():
+            return
+        self.ended = self.ended or "released"
+        self._let_go.set()
+        self._client.stop(self._job_id, "released")
+
+    def _renew_loop(self) -> None:
+        while not self.ended and not self._let_go.wait(RENEW_S):
+            if not ray.is_initialized():  # a call would start a Ray of its own
+                self.ended = "this process has left Ray"
+                return
+            try:
+                self.look()
+            except JobNotFound as error:
+                self.ended = str(error)
+            except (CotenantError, RayError):
+                continue  # the scheduler is away for long; it gives every client a new term when it is back
+        if not self.ended and ray.is_initialized():
+            self.ended = "nobody refers to it any more"
+            try:
+                self._client.stop(self._job_id, self.ended)
+            except (CotenantError, RayError):
+                return  # it ends by its TTL
 
 
 class GpuLease:
     """Shares of GPUs held by this process until it releases them (or dies: then they are freed by their TTL).
 
-    Use it in a ``with`` block. All shares are granted at once or none is.
+    Use it in a ``with`` block. All shares are granted at once or none is. Everything that needs the shares raises
+    ``LeaseLost`` once they are not held any more.
     """
 
     def __init__(self, client: Client, view: JobView, attached_here: bool) -> None:
         self._client = client
-        self._view = view
+        self._job_id = view.job_id
+        self._epoch = view.epoch
+        self._hosts = tuple(share.host_id for share in view.shares)
         self._here = attached_here
-        self._released = threading.Event()
         self._attachment: shim.Attachment | None = None
-        threading.Thread(target=self._renew_loop, name=f"renew-{view.job_id}", daemon=True).start()
+        self._hold = _Hold(client, view)
+        self._forget = weakref.finalize(self, _forgotten, self._hold, view.job_id)
+        self._forget.atexit = False  # Ray is gone by then, and the TTL frees the shares
 
     @property
     def job_id(self) -> str:
         """The job under which the lease is listed."""
-        return self._view.job_id
+        return self._job_id
 
     @property
     def shares(self) -> tuple[ShareView, ...]:
         """The shares, one per GPU, as they are now (they may be resized while they are held)."""
-        self._view = self._client.job(self.job_id)
-        return tuple(self._view.shares)
+        self.check()
+        return tuple(self._client.job(self._job_id).shares)
+
+    @property
+    def lost(self) -> str | None:
+        """Why the lease is not held any more; None while it is. As of the last renewal, every second; asks nobody."""
+        return self._hold.ended or None
+
+    def check(self) -> None:
+        """Make sure that the lease is still held, as of the last renewal (every second; costs nothing).
+
+        Raises:
+            LeaseLost: It was stopped, lost with its host, or released.
+        """
+        if self._hold.ended:
+            raise LeaseLost(f"lease {self._job_id} is not held any more ({self._hold.ended}); take a new one")
 
     def __len__(self) -> int:
-        return len(self._view.shares)
+        return len(self._hosts)
+
+    def __repr__(self) -> str:
+        return f"<GpuLease {self._job_id}: {len(self)} share(s), {self._hold.ended or 'held'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a lease belongs to the process that took it and cannot be sent to another one: start tasks and actors "
+            "with lease.options(), Train workers with lease.train_options(), or take the lease in the other process"
+        )
 
     def env(self, index: int = 0) -> dict[str, str]:
-        """Return the environment variables that put a process under share ``index``."""
-        host_id = self._view.shares[index].host_id
-        values = self._client.lease_environment(host_id, self.job_id, self._view.epoch)
-        same_host = [i for i, share in enumerate(self._view.shares) if share.host_id == host_id]
-        values["COTENANT_SHARE_INDEX"] = str(same_host.index(index))
+        """Return the environment variables that put a process under share ``index``.
+
+        Raises:
+            LeaseLost: The lease is not held any more.
+            ValueError: No such share.
+        """
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(self):
+            raise ValueError(f"index: {index!r} is not accepted; give the number of a share, 0 to {len(self) - 1}")
+        self.check()
+        host_id = self._hosts[index]
+        try:
+            values = self._client.lease_environment(host_id, self._job_id, self._epoch)
+        except KeyError:  # its host has ended it, and this process has not been told yet
+            self._hold.look()
+            self.check()
+            raise
+        values["COTENANT_SHARE_INDEX"] = str(self._hosts[:index].count(host_id))
         return values
 
     def options(self, index: int = 0, **more: Any) -> dict[str, Any]:
@@ -71,59 +181,102 @@ class GpuLease:
             more: Further Ray options; ``runtime_env`` is merged.
 
         Raises:
-            ValueError: ``more`` sets an option the lease decides (num_gpus, scheduling_strategy).
+            LeaseLost: The lease is not held any more.
+            ValueError: No such share, or ``more`` sets an option the lease decides (``num_gpus``,
+                ``scheduling_strategy``, ``label_selector``).
         """
-        for name in ("num_gpus", "scheduling_strategy"):
+        for name in _DECIDED:
             if name in more:
-                raise ValueError(f"{name}: the lease decides it; leave it out")
-        runtime_env = dict(more.pop("runtime_env", {}))
-        # The process counts as the job's from its first moment, so COTENANT_ATTACH makes its shim report itself.
-        runtime_env["env_vars"] = {
-            **runtime_env.get("env_vars", {}),
-            **self.env(index),
-            "COTENANT_ATTACH": "1",
-        }
-        host_id = self._view.shares[index].host_id
-        return {
-            "num_gpus": 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(host_id, soft=False),
-            "runtime_env": runtime_env,
-            **more,
-        }
+                raise ValueError(f"{name}: {more[name]!r} is not accepted; the lease decides it, leave it out")
+        runtime_env = self._under_share(more.pop("runtime_env", None) or {}, index)
+        strategy = NodeAffinitySchedulingStrategy(self._hosts[index], soft=False)
+        return {"num_gpus": 0, "scheduling_strategy": strategy, "runtime_env": runtime_env, **more}
+
+    def train_options(self, runtime_env: Mapping[str, Any] | None = None) -> TrainOptions:
+        """Return arguments for Ray Train: one worker per share, each under the share of its local rank.
+
+        Example:
+            >>> scaling, run = lease.train_options()
+            >>> TorchTrainer(loop, scaling_config=ScalingConfig(**scaling), run_config=RunConfig(**run)).fit()
+
+        Args:
+            runtime_env: More for the workers' runtime environment.
+
+        Raises:
+            LeaseLost: The lease is not held any more.
+            ValueError: The shares lie on several hosts: Train gives all its workers one environment.
+        """
+        if len(set(self._hosts)) > 1:
+            raise ValueError(
+                f"gang: the shares of this lease lie on {len(set(self._hosts))} hosts, which Ray Train cannot use; "
+                'take the lease with gang="host"'
+            )
+        scaling = {"num_workers": len(self), "use_gpu": False, "label_selector": {_NODE_ID: self._hosts[0]}}
+        return TrainOptions(scaling, {"worker_runtime_env": self._under_share(runtime_env or {}, 0)})
 
     def attach(self) -> None:
-        """Put the current process under the lease (it must run on the lease's host)."""
+        """Put the current process under the lease (it must run on the lease's host).
+
+        Raises:
+            LeaseLost: The lease is not held any more.
+            ValueError: No share on this host.
+            RuntimeError: The process is under a share already.
+        """
+        self.check()
         here = ray.get_runtime_context().get_node_id()
-        index = next((i for i, share in enumerate(self._view.shares) if share.host_id == here), None)
-        if index is None:
-            raise LeaseLost(f"lease {self.job_id} has no share on this host; take it with here=True")
-        self._attachment = shim.attach(self.env(index))
+        if here not in self._hosts:
+            raise ValueError(f"lease {self._job_id} has no share on this host; take it with here=True")
+        self._attachment = shim.attach(self.env(self._hosts.index(here)))
 
     def release(self) -> None:
         """Give the shares back. Processes started with ``options`` end; this process goes on. Idempotent."""
-        if self._released.is_set():
-            return
-        self._released.set()
-        if self._attachment is not None:
-            self._attachment.detach()
-        self._client.stop(self.job_id, "released")
+        self._forget.detach()
+        attachment, self._attachment = self._attachment, None
+        try:
+            if attachment is not None:
+                attachment.detach()
+        finally:
+            self._hold.release()
 
     def __enter__(self) -> Self:
+        self.check()
         if self._here:
-            self.attach()
+            try:
+                self.attach()
+            except BaseException:
+                self.release()
+                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        try:
+            self.release()
+        except CotenantError as failure:
+            if error is None:
+                raise
+            error.add_note(f"lease {self._job_id} could not be released and ends by its TTL: {failure}")
 
-    def _renew_loop(self) -> None:
-        while not self._released.wait(RENEW_S):
-            try:
-                self._client.renew(self.job_id)
-            except (CotenantError, RayError):
-                continue  # the scheduler is away for long; it gives every client a new term when it is back
+    def _under_share(self, runtime_env: Mapping[str, Any], index: int) -> dict[str, Any]:
+        """Merge the share's variables into a runtime environment."""
+        lease_env = self.env(index)
+        inherited: dict[str, str] = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+        own: dict[str, str] = runtime_env.get("env_vars") or {}
+        python_path = own.get("PYTHONPATH", inherited.get("PYTHONPATH"))
+        if python_path is not None:
+            shim_dir = lease_env["PYTHONPATH"].split(os.pathsep)[0]
+            lease_env["PYTHONPATH"] = os.pathsep.join([shim_dir, python_path])
+        for name in _USERS_OWN:
+            if name in own or name in inherited:
+                del lease_env[name]
+        # The process counts as the job's from its first moment, so COTENANT_ATTACH makes its shim report itself.
+        return {**runtime_env, "env_vars": {**own, **lease_env, "COTENANT_ATTACH": "1"}}
+
+
+def _forgotten(hold: _Hold, job_id: str) -> None:
+    warnings.warn(f"lease {job_id} was never released; use it in a with block", ResourceWarning, stacklevel=2)
+    hold.let_go()
 
 
 def acquire(*, here: bool = False, name: str | None = None, timeout_s: float | None = None, **hints: Any) -> GpuLease:
@@ -133,14 +286,23 @@ def acquire(*, here: bool = False, name: str | None = None, timeout_s: float | N
         here: Only on this process's host, and put this process under the share when the lease is entered.
         name: For people.
         timeout_s: Give up after this many seconds; None = wait.
-        hints: The same hints as everywhere (``gpus``, ``gpu_memory``, ``compute``, ``max_slowdown`` …).
+        hints: Those known everywhere (``gpus``, ``gpu_memory``, ``compute``, ``max_slowdown`` …) except ``restart``.
 
     Raises:
         HintError: A hint is not accepted.
+        ValueError: ``timeout_s`` is not accepted.
         NotPlaceable: No device could ever take it.
         TimeoutError: Not granted in time; nothing is held.
+        LeaseLost: It was stopped before it was granted.
+        RuntimeError: With ``here``: this process is under a share already.
     """
+    if hints.get("restart") is not None:
+        raise HintError("restart", hints["restart"], "nothing: a lease that was lost is not granted again")
+    if timeout_s is not None and not (isinstance(timeout_s, Real) and 0.0 < timeout_s < math.inf):
+        raise ValueError(f"timeout_s: {timeout_s!r} is not accepted; give seconds > 0, or None to wait")
     parsed = parse_hints(hints, time.time())
+    if here:
+        shim.refuse_second_share()
     client = Client.connect()
     spec = client.spec(
         (),
@@ -165,13 +327,12 @@ def _granted(client: Client, view: JobView, timeout_s: float | None) -> JobView:
     while view.state is not JobState.RUNNING:
         if view.not_placeable:
             raise NotPlaceable(view.reason)
-        if view.state.terminal:
+        if view.state.terminal or view.state is JobState.STOPPING:
             raise LeaseLost(f"lease {view.job_id}: {view.reason}")
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError(f"no share within {timeout_s:g} s: {client.explain(view.job_id).summary}")
         time.sleep(POLL_S)
-        client.renew(view.job_id)
-        view = client.job(view.job_id)
+        view = client.renew(view.job_id)
     return view
 
 

@@ -115,13 +115,15 @@ class Scheduler:
         with self._lock:
             return [self._view(job_id) for job_id in job_ids]
 
-    def renew(self, job_ids: list[str]) -> None:
-        """The clients of these attached jobs are alive."""
+    def renew(self, job_ids: list[str]) -> list[JobView]:
+        """The clients of these attached jobs are alive. Returns the jobs."""
         now = time.monotonic()
         with self._lock:
             for job_id in job_ids:
+                self._known(job_id)
                 if job_id in self._clients:
                     self._clients[job_id] = now
+            return [self._view(job_id) for job_id in job_ids]
 
     def job(self, job_id: str) -> JobView:
         """Return one job."""

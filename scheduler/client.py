@@ -163,9 +163,14 @@ class Client:
         answer: PlanView = self._call("plan", specs, packing_bias)
         return answer
 
-    def renew(self, job_id: str) -> None:
-        """Tell the scheduler that the client of an attached job is alive."""
-        self._call("renew", [job_id])
+    def renew(self, job_id: str) -> JobView:
+        """Tell the scheduler that the client of an attached job is alive; returns the job as it is now.
+
+        Raises:
+            JobNotFound: No job with that id.
+        """
+        answer: list[JobView] = self._call("renew", [job_id])
+        return answer[0]
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> JobView:
         """Wait until a job has ended and return it.

@@ -9,6 +9,7 @@
     ├── JobNotFound      no job with that id
     ├── NotHandled       the scheduler met a fault of its own with this request and set it aside
     ├── NotPlaceable     no device of this cluster could ever take the job
+    ├── LeaseLost        the lease is not held any more; says why
     └── NotPermitted     the caller may not do that
 """
 
@@ -80,6 +81,10 @@ class NotPlaceable(CotenantError):
 
 class NotHandled(CotenantError):
     """The scheduler met a fault of its own when it handled this request; it was set aside and changed nothing."""
+
+
+class LeaseLost(CotenantError):
+    """The lease is not held any more: stopped, lost with its host, or given back. The message says why."""
 
 
 class NotPermitted(CotenantError):

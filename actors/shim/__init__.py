@@ -6,6 +6,6 @@ under a lease, the package is ``cotenant.actors.shim``. The modules therefore im
 but the standard library otherwise.
 """
 
-from .attachment import Attachment, attach
+from .attachment import Attachment, attach, refuse_second_share
 
-__all__ = ["Attachment", "attach"]
+__all__ = ["Attachment", "attach", "refuse_second_share"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ class Attachment:
         process, _State.process, _State.config = _State.process, None, None
         if process is not None:
             process.release()
-        if os.path.exists(marker):
+        with contextlib.suppress(FileNotFoundError):  # the lease has ended, and its directory with it
             os.unlink(marker)
 
 
@@ -52,8 +53,7 @@ def attach(environ: Mapping[str, str]) -> Attachment:
         ValueError: A variable or the share word is not as expected.
         OSError: The job directory cannot be used from here.
     """
-    if _State.config is not None:
-        raise RuntimeError(f"this process is already under a share ({_State.config.job_dir}); detach it first")
+    refuse_second_share()
     config = read_config(environ)
     marker = mark(config.job_dir, JOINED)
     _State.config, _State.pin_early = config, True
@@ -63,6 +63,19 @@ def attach(environ: Mapping[str, str]) -> Attachment:
         _State.waiting = True
         when_imported(_hook)
     return Attachment(marker)
+
+
+def refuse_second_share() -> None:
+    """Check that this process may attach itself.
+
+    Raises:
+        RuntimeError: It is under a share already, its own or the one it was started with.
+    """
+    if _State.config is not None:
+        raise RuntimeError(f"this process is already under a share ({_State.config.job_dir}); detach it first")
+    if "_cotenant_shim" in sys.modules and __package__ != "_cotenant_shim":
+        started_under = os.environ.get("COTENANT_JOB_ID", "unknown")
+        raise RuntimeError(f"this process was started under a share of job {started_under} and keeps that one")
 
 
 def begin(module: Any, *, pin_early: bool) -> None:

@@ -103,8 +103,14 @@ def read_report(path: str) -> ProcessReport | None:
 
 
 def read_reports(job_dir: str) -> list[ProcessReport]:
-    """Return the reports of all processes of a job, those that have ended included; in pid order."""
-    names = sorted(name for name in os.listdir(job_dir) if name.startswith(PREFIX))
+    """Return the reports of all processes of a job, those that have ended included; in pid order.
+
+    There are none when the directory is gone: a guest may outlive the lease it was under.
+    """
+    try:
+        names = sorted(name for name in os.listdir(job_dir) if name.startswith(PREFIX))
+    except FileNotFoundError:
+        return []
     reports = [read_report(f"{job_dir}/{name}") for name in names]
     return sorted(report for report in reports if report is not None)
 

@@ -204,7 +204,9 @@ def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
 def _stop_for_overrun(turn: Turn, job: Job, used: int, wanted: int) -> None:
     reason = f"used {used} bytes of GPU memory, more than its share, and the GPU has no room for that"
     largest = max((gpu.memory_bytes for gpu in turn.state.gpus.values()), default=0)
-    if job.overruns:
+    if job.was_held:
+        ending = Ending(JobState.FAILED, reason)
+    elif job.overruns:
         ending = Ending(JobState.FAILED, f"{reason}; it had been restarted with more memory before")
     else:
         ending = Ending(JobState.QUEUED, f"{reason}; once more with what it needs")

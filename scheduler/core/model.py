@@ -209,6 +209,11 @@ class Job:
     overruns: int = 0  # how often it was stopped for using more memory than its share
     colocation_log: tuple[Colocation, ...] = ()  # who it ran with and what was predicted, oldest first, bounded
 
+    @property
+    def was_held(self) -> bool:
+        """True for a lease that a Ray program has had: nobody would use it if it were granted once more."""
+        return self.spec.kind == "lease" and self.started_at is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:

@@ -84,7 +84,7 @@ class Turn:
             exit_code: Reported when the job fails.
             backoff: Wait before the next try.
         """
-        if job.spec.hints.restart not in policies:
+        if job.spec.hints.restart not in policies or job.was_held:
             return Ending(JobState.FAILED, reason, exit_code)
         limit = self.state.settings.lease.max_restarts
         if job.restarts >= limit:

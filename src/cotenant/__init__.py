@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from cotenant.scheduler.client import Client
     from cotenant.scheduler.views import JobView
 
+from cotenant.scheduler.errors import LeaseLost
+
 __version__ = "0.1.0"
-__all__ = ["connect", "lease", "submit"]
+__all__ = ["LeaseLost", "connect", "lease", "submit"]
 
 
 def connect(address: str | None = None) -> Client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -492,3 +493,30 @@ def test_a_job_knows_where_it_was_after_its_end() -> None:
     driver.do(JobExited("a", 1, "h1", 0))
     job: Job = driver.job("a")
     assert (job.hosts, job.epoch, job.lease) == (("h1",), 1, None)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda epoch: HostLost("h1", "gone"),
+        lambda epoch: JobMissing("a", epoch, "h1"),
+        lambda epoch: HostJoined(replace(host(), gpus=())),
+        lambda epoch: MemoryOverrun("a", epoch, "h1", 100 * GIB),
+    ],
+)
+def test_a_lease_that_was_held_is_not_granted_again_when_it_is_lost(loss: Callable[[int], Event]) -> None:
+    driver = Driver(host(), host("h2"))
+    driver.run(replace(half("a"), kind="lease", command=(), attached=True, pinned_host="h1"))
+    assert driver.state("a") == "RUNNING"
+    driver.do(loss(driver.job("a").epoch))
+    if driver.state("a") == "STOPPING":
+        driver.do(JobExited("a", driver.job("a").epoch, "h1", 0, "stopped"))
+    assert driver.state("a") == "FAILED", driver.job("a").reason
+    assert "restart" not in driver.job("a").reason
+
+
+def test_a_lease_that_could_not_be_started_is_tried_again() -> None:
+    driver = Driver(host())
+    driver.submit(replace(half("a"), kind="lease", command=(), attached=True))
+    driver.do(StartFailed("a", 1, "h1", "busy", 1, True))
+    assert driver.state("a") == "QUEUED"
