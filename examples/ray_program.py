@@ -59,10 +59,9 @@ def trial(config: dict[str, Any]) -> dict[str, float]:
         return {"loss": fit(torch.nn.Linear(8, 1), config["lr"])}
 
 
-def worker() -> None:
+def worker() -> float:
     """A Train worker: the share of its local rank holds it, wherever the loop comes from."""
-    loss = fit(ray.train.torch.prepare_model(torch.nn.Linear(8, 1)))
-    train.report({"loss": loss, "share": int(os.environ["LOCAL_RANK"])})
+    return fit(ray.train.torch.prepare_model(torch.nn.Linear(8, 1)))
 
 
 def main() -> None:
@@ -89,7 +88,7 @@ def main() -> None:
                 scaling_config=train.ScalingConfig(**scaling, resources_per_worker={"CPU": 0.5}),
                 run_config=train.RunConfig(storage_path=storage, **run),
             )
-            print(f"Train: loss {trainer.fit().metrics['loss']:.4f} with {len(lease)} workers")
+            print(f"Train: loss {trainer.fit().return_value:.4f} with {len(lease)} workers")
 
 
 if __name__ == "__main__":

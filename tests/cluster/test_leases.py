@@ -219,8 +219,8 @@ def test_train_workers_run_each_under_a_share_and_end_with_the_lease(single, tmp
         assert len({tuple(one["cores"]) for one in seen}) == 2, "each rank is on its own device"
         wait_until(
             lambda: (usage := single.client.job(lease.job_id).usage) and usage.step_rate,
-            15,
-            "the job's steps are counted",
+            30,
+            f"the job's steps are counted ({single.client.job(lease.job_id)})",
         )
         assert "2 processes train" in single.client.job(lease.job_id).usage.controls
     finally:
@@ -354,6 +354,5 @@ def test_the_example_runs(single, tmp_path):
         [sys.executable, str(EXAMPLE)], env=environment, capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["task", "actor", "Tune", "Train"], (
-        done.stdout + done.stderr
-    )
+    said = [line.split(":")[0] for line in done.stdout.splitlines() if "(raylet)" not in line]  # it notes ended workers
+    assert said == ["task", "actor", "Tune", "Train"], done.stdout + done.stderr
