@@ -17,7 +17,7 @@ RAY_ENVIRONMENT = {
 
 
 def free_port() -> int:
-    """A port nobody listens on. Ray leaks a socket when its dashboard port is taken, which pytest counts as an error."""
+    """A port nobody listens on: Ray leaks a socket when its dashboard port is taken, an error to pytest."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

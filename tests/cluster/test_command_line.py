@@ -66,8 +66,15 @@ def shell(tmp_path_factory):
     yield shell
     pid = int(shell.record()["ray_pid"])
     shell("cotenant", "down", timeout_s=120)
-    with pytest.raises(ProcessLookupError):
+    wait_until(lambda: not group_exists(pid), 15, "no process of the Ray head is left")
+
+
+def group_exists(pid: int) -> bool:
+    try:
         os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_submit_wait_streams_output_and_passes_the_exit_code(shell):
