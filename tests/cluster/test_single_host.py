@@ -13,6 +13,7 @@ import pytest
 from support import wait_until
 
 from cotenant.scheduler.core.model import Hints
+from cotenant.scheduler.errors import HintError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -53,9 +54,11 @@ def test_output_and_exit_code_pass_through(single, script, state, exit_code):
 
 def test_the_same_job_id_twice_is_one_job(single):
     first = single.run("print('once')", job_id="same")
-    second = single.run("print('twice')", job_id="same")
-    assert second.command == first.command
+    second = single.run("print('once')", job_id="same")
+    assert second.submitted_at == first.submitted_at
     assert single.output(single.finish(first)) == "once\n"
+    with pytest.raises(HintError, match="job_id"):
+        single.run("print('something else')", job_id="same")
 
 
 def test_a_job_that_no_device_can_take_says_so_at_once(single):
