@@ -41,7 +41,6 @@ class UsageView(View):
     step_rate: float | None
     throttled_fraction: float | None
     measured_at: float
-    steps: int | None = None
     controls: str = ""
 
 
