@@ -1,0 +1,121 @@
+"""What measurements do to shares and predictions, and what happens to a job that outgrows its memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scheduling import GIB, Driver, half, host, measurement, profile, report, spec
+
+from cotenant.scheduler.core.events import (
+    JobExited,
+    JobStarted,
+    MemoryOverrun,
+)
+
+
+class TestMemoryOverrun:
+    """A job that uses more memory than its share."""
+
+    def test_it_grows_where_there_is_room(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        driver.do(MemoryOverrun("a", 1, "h1", 4 * GIB))
+        (resize,) = driver.resizes()
+        assert resize.shares[0].memory_bytes == pytest.approx(4.8 * GIB, abs=1)
+        assert (driver.state("a"), resize.revision) == ("RUNNING", 1)
+
+    def test_it_gets_what_is_left_when_that_is_just_enough(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        driver.do(MemoryOverrun("a", 1, "h1", int(7.5 * GIB)))
+        assert driver.resizes()[0].shares[0].memory_bytes == 8 * GIB
+
+    def test_it_is_tried_once_more_with_what_was_learnt_and_then_fails(self) -> None:
+        driver = Driver(host(gpus=2))
+        driver.run(spec("n", gpu_memory=5 * GIB, compute=0.4), spec("m", gpu_memory=5 * GIB, compute=0.4))
+        driver.run(half("a"))
+        driver.do(MemoryOverrun("a", 1, "h1", 4 * GIB))
+        assert (driver.kinds(), driver.state("a")) == ([("stop", "a")], "STOPPING")
+        driver.do(JobExited("a", 1, "h1", -15))
+        assert (driver.state("a"), driver.job("a").memory_hint_corrected) == ("QUEUED", round(4.8 * GIB + 0.5))
+        driver.do(JobExited("n", 1, "h1", 0))
+        assert driver.state("a") == "STARTING"
+        driver.do(JobStarted("a", 2, "h1"))
+        driver.do(MemoryOverrun("a", 2, "h1", 9 * GIB))
+        driver.do(JobExited("a", 2, "h1", 0))
+        assert driver.state("a") == "FAILED"
+        assert "it had been restarted with more memory before" in driver.job("a").reason
+
+    def test_more_than_any_gpu_has_is_never_placeable(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        driver.do(MemoryOverrun("a", 1, "h1", 20 * GIB))
+        driver.do(JobExited("a", 1, "h1", -9))
+        assert (driver.state("a"), driver.job("a").not_placeable) == ("FAILED", True)
+
+
+class TestMeasurements:
+    """What is measured changes profiles, shares and predictions."""
+
+    def test_a_job_nothing_is_known_of_is_alone_until_it_is_profiled(self) -> None:
+        driver = Driver(host())
+        driver.run(spec("a"))
+        driver.submit(half("b"))
+        assert driver.state("b") == "QUEUED"
+        driver.do(report("h1", measurement("a", "h1-0")))
+        driver.do(report("h1", measurement("a", "h1-0")), after_s=6.0)  # unused memory is taken back with patience
+        assert driver.state("b") == "STARTING"
+
+    def test_profiles_are_kept_by_fingerprint_and_the_longest_observation_wins(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        long, short = profile(util=0.5, seconds=90.0), profile(util=0.1, seconds=5.0)
+        driver.do(report("h1", measurement("a", "h1-0", long)))
+        driver.do(report("h1", measurement("a", "h1-0", short)))
+        assert driver.core.state.profiles == {"fp-a": long}
+        assert driver.job("a").profile == short
+        assert driver.core.state.reported_at == {"h1": driver.now}
+
+    def test_a_job_of_a_known_fingerprint_starts_with_its_profile(self) -> None:
+        driver = Driver(host(gpus=2))
+        driver.run(half("a"))
+        driver.do(report("h1", measurement("a", "h1-0", profile(util=0.3))))
+        again = replace(spec("a2"), fingerprint="fp-a")
+        driver.submit(again)
+        assert driver.job("a2").profile == profile(util=0.3)
+        assert driver.job("a2").lease.shares[0].memory_bytes < 8 * GIB  # type: ignore[union-attr]
+
+    def test_shares_follow_use(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a", compute=0.3), half("b", compute=0.3))
+        busy = measurement("b", "h1-0", profile(util=0.65), throttled_fraction=0.5)
+        for _ in range(8):
+            driver.do(report("h1", measurement("a", "h1-0", profile(util=0.05)), busy))
+        a, b = (driver.job(job_id).lease.shares[0].compute for job_id in "ab")  # type: ignore[union-attr]
+        assert (a >= 0.3, b > 0.6, a + b <= 1.0) == (True, True, True)
+
+    def test_a_little_more_than_the_whole_device_counts_as_the_whole(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        driver.do(report("h1", measurement("a", "h1-0", profile(util=1.02))))
+        assert driver.job("a").profile.util_mean == 1.0  # type: ignore[union-attr]
+
+    def test_predictions_are_kept_over_time(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        driver.do(report("h1", measurement("a", "h1-0")))
+        assert driver.job("a").predicted == 1.0
+        driver.run(half("b"))
+        joined = driver.now - 1.0
+        driver.do(report("h1", measurement("a", "h1-0", profile(util=0.8))))
+        beside = driver.job("a").predicted
+        assert beside is not None
+        assert beside < 0.9
+        driver.do(JobExited("b", 1, "h1", 0))
+        log = driver.job("a").colocation_log
+        assert [line.neighbours for line in log] == [(), ("b",), ("b",), ()]
+        assert (log[0].end, log[1].start) == (joined, joined)
+        assert (log[2].predicted, log[3].predicted, log[3].end) == (beside, 1.0, None)
+        driver.do(JobExited("a", 1, "h1", 0))
+        assert all(line.end is not None for line in driver.job("a").colocation_log)
