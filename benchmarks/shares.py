@@ -219,7 +219,7 @@ def start_cost(bench: Bench, repeats: int) -> list[Row]:
 def main() -> None:
     """Run it."""
     arguments = options("Accuracy of compute shares and cost of the shim.").parse_args()
-    window_s, settle_s = (3.0, 1.0) if arguments.quick else (8.0, 2.0)
+    window_s, settle_s = (3.0, 1.0) if arguments.quick else (5.0, 1.5)
     cases = QUICK_CASES if arguments.quick else tuple(CASES)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
