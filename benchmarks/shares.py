@@ -5,8 +5,9 @@
 Every example program is launched as cotenant launches jobs, alone on one core. Its utilisation (CPU time of the
 training process over wall time, evaluations and checkpoints included) is measured with the whole device, then with
 shares of 0.25, 0.5 and 0.75, resized live. Where the share is below what the program uses alone, the error is the
-distance between utilisation and share; where it is not, the error is what being held back cost the program all the
-same. "Waited for the core" says how much other processes disturbed the measurement: run it on an idle machine.
+distance between utilisation and share; where it is not, the error is the utilisation that being held back cost it all
+the same (a program that waits for its input anyway may be held back now and then without losing anything). "Waited for
+the core" says how much other processes disturbed the measurement: run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Measured:
         """Distance to what the share is there for, given the utilisation alone."""
         if share < alone:
             return abs(self.utilisation - share)
-        return max(self.utilisation - share, self.throttled)
+        lost = min(alone - self.utilisation, self.throttled)
+        return max(0.0, self.utilisation - share, lost)
 
 
 class Bench:
