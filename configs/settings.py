@@ -77,7 +77,7 @@ class JournalSettings(_Section):
     """Where the scheduler keeps its state. ``url`` is any SQLAlchemy URL; None = SQLite in the state directory."""
 
     url: str | None = None
-    snapshot_every: Annotated[int, Field(ge=10, strict=True)] = 5000
+    snapshot_every: Annotated[int, Field(ge=10, strict=True)] = 1000
 
 
 class Settings(_Section):
