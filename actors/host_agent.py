@@ -235,7 +235,6 @@ class HostAgent:
             signatures=tuple(s for s in signatures if s.job_id in held),
             fingerprints={job_id: launched.fingerprint for job_id, launched in held.items()},
             devices=self._profiler.device_readings(),
-            steps={job_id: report.steps for job_id, report in reports.items() if report.steps is not None},
         )
         try:
             ray.get_actor(PRM, NAMESPACE).observe.remote(batch)

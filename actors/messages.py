@@ -44,7 +44,6 @@ class WindowBatch:
         signatures: One per running job and GPU.
         fingerprints: Fingerprint of every job in ``signatures``.
         devices: The last reading of every GPU of the host.
-        steps: Total optimizer steps so far, per job; absent when the job reports none.
     """
 
     host_id: str
@@ -52,4 +51,3 @@ class WindowBatch:
     signatures: tuple[Signature, ...]
     fingerprints: dict[str, str]
     devices: tuple[DeviceSample, ...]
-    steps: dict[str, int]

@@ -11,7 +11,7 @@ import ray
 from cotenant.actors.messages import WindowBatch
 from cotenant.forecasting.demand import EwQuantileForecaster
 from cotenant.forecasting.profiles import ProfileBook
-from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
+from cotenant.forecasting.types import JobMeasurement, Signature
 from cotenant.scheduler.core.events import MeasurementsReported
 from cotenant.scheduler.names import NAMESPACE, SCHEDULER
 
@@ -33,7 +33,6 @@ class Prm:
         self._saved_at = 0.0
         self._jobs: dict[str, deque[Signature]] = {}
         self._devices: dict[str, deque[tuple[float, float | None, float | None]]] = {}
-        self._steps: dict[str, tuple[float, int]] = {}
         self._jobs_on_host: dict[str, set[str]] = {}
 
     def ping(self) -> int:
@@ -61,8 +60,6 @@ class Prm:
         for device in batch.devices:
             readings = self._devices.setdefault(device.gpu_id, deque(maxlen=KEEP_WINDOWS))
             readings.append((batch.at, device.util, device.memory_bytes))
-        for job_id, steps in batch.steps.items():
-            self._steps[job_id] = (batch.at, steps)
         self._forget_ended(batch)
         if measurements:
             scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
@@ -75,10 +72,6 @@ class Prm:
         """Return the recorded windows of these jobs (the last hour at most), oldest first."""
         return {job_id: list(self._jobs.get(job_id, ())) for job_id in job_ids}
 
-    def steps(self, job_ids: list[str]) -> dict[str, tuple[float, int]]:
-        """Return (Unix time of the reading, total optimizer steps) of the jobs that reported any."""
-        return {job_id: self._steps[job_id] for job_id in job_ids if job_id in self._steps}
-
     def devices(self) -> dict[str, list[tuple[float, float | None, float | None]]]:
         """Return per GPU the recorded (Unix time, utilisation, memory bytes), oldest first."""
         return {gpu_id: list(readings) for gpu_id, readings in self._devices.items()}
@@ -86,10 +79,6 @@ class Prm:
     def latest_devices(self) -> dict[str, tuple[float, float | None, float | None]]:
         """Return per GPU the last (Unix time, utilisation, memory bytes)."""
         return {gpu_id: readings[-1] for gpu_id, readings in self._devices.items()}
-
-    def profiles(self, fingerprints: list[str]) -> dict[str, DemandProfile]:
-        """Return what is known of these fingerprints."""
-        return {fingerprint: self._book.profile(None, fingerprint) for fingerprint in fingerprints}
 
     def _forget_ended(self, batch: WindowBatch) -> None:
         present = {signature.job_id for signature in batch.signatures}
@@ -99,7 +88,6 @@ class Prm:
         if len(self._jobs) > 20_000:  # ended jobs' series are kept for reports, but not for ever
             for job_id in list(self._jobs)[:10_000]:
                 del self._jobs[job_id]
-                self._steps.pop(job_id, None)
 
     def _load(self) -> ProfileBook:
         if not self._path.exists():
