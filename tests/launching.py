@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +22,13 @@ OTHER = GpuInfo("gpu-1", "cpu-core", 1, 4 << 30, {"CUDA_VISIBLE_DEVICES": ""}, c
 SHARE = Share("gpu-0", 1 << 30, 0.5)
 IGNORE_TERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 ENV = {"PATH": os.environ["PATH"]}
+
+
+def ignores_term(pid: int) -> bool:
+    """Whether the process has come to the line that makes it ignore SIGTERM; before it, SIGTERM would end it."""
+    mask = re.search(r"^SigIgn:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert mask is not None
+    return bool(int(mask[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 class Host:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import CORES, ENV, GPU, IGNORE_TERM, OTHER, SHARE
+from launching import CORES, ENV, GPU, IGNORE_TERM, OTHER, SHARE, ignores_term
 from support import wait_until
 
 from cotenant.actors import runner
@@ -398,6 +398,7 @@ def test_processes_attached_to_a_lease_are_followed_and_end_with_it(host):
     )
     try:
         wait_until(lambda: host.launcher.root_pids("job") == {worker}, 10, "the worker has attached itself")
+        wait_until(lambda: ignores_term(worker), 10, "the worker ignores SIGTERM")
         host.launcher.stop("job", 1, 0.3, "released")
         assert host.launcher.poll() == []
         wait_until(host.launcher.poll, 5, "the worker was killed")
