@@ -1,0 +1,1 @@
+"""Training, evaluation and tuning of the predictors. Never on a decision path."""
