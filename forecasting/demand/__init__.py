@@ -1,0 +1,5 @@
+"""Demand forecasters: what a job will want of its GPU, from what it did so far. See ``docs/forecasting.md``."""
+
+from cotenant.forecasting.demand.ewquantile import EwQuantileForecaster
+
+__all__ = ["EwQuantileForecaster"]
