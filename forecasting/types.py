@@ -100,6 +100,10 @@ class DemandProfile:
         observed_s: Seconds of measurement behind it (0 for hints and unknown).
         source: Where the numbers come from. "unknown" means: nothing known, assume the worst.
         from_shared: The utilisation was only ever measured beside other jobs or while held back: less certain.
+        membw_util: Share of the time the device's memory was read or written, fraction in [0, 1]; None when the device
+            does not say.
+        fingerprint: Key of the job's class of runs, by which measured pairs are found again; "" when not known.
+        family: The model family ("resnet", "bert"); "" when not known.
     """
 
     util_mean: float
@@ -109,6 +113,9 @@ class DemandProfile:
     observed_s: float = 0.0
     source: ProfileSource = "unknown"
     from_shared: bool = False
+    membw_util: Reading = None
+    fingerprint: str = ""
+    family: str = ""
 
 
 UNKNOWN_PROFILE = DemandProfile(util_mean=1.0, util_p95=1.0, memory_bytes=None)

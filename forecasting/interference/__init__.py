@@ -1,0 +1,7 @@
+"""How jobs that share a GPU slow each other down: the first rule, and the model learned from measured pairs."""
+
+from __future__ import annotations
+
+from cotenant.forecasting.interference.rule import UtilisationRule
+
+__all__ = ["UtilisationRule"]
