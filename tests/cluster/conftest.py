@@ -93,9 +93,14 @@ def start_deployment(home: Path, head_gpus: int, settings: Settings = TEST_SETTI
             **head,
         },
     )
-    ray.init(address=cluster.address, namespace="cotenant", log_to_driver=False, logging_level="ERROR")
-    cotenant_cluster.up(None, False, settings, None)
-    return Deployment(cluster, Client.connect(), home)
+    try:
+        ray.init(address=cluster.address, namespace="cotenant", log_to_driver=False, logging_level="ERROR")
+        cotenant_cluster.up(None, False, settings, None)
+        return Deployment(cluster, Client.connect(), home)
+    except BaseException:  # a time-out too: the next module starts with nothing of this one left
+        ray.shutdown()
+        cluster.shutdown()
+        raise
 
 
 def stop_deployment(deployment: Deployment) -> None:

@@ -13,7 +13,7 @@ from support import wait_until
 from cotenant.scheduler.core.model import Hints
 from cotenant.scheduler.names import NAMESPACE, SCHEDULER, agent_name
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 WHOLE = Hints(compute=1.0, gpu_memory=200 << 20, isolation="hard")
 # Notes its start; refuses to start while another start of the same job still lives.

@@ -16,7 +16,7 @@ import support
 from ray import cloudpickle
 from support import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 # Ray's workers cannot import the tests.
 for module in (sys.modules[__name__], support):

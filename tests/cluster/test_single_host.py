@@ -15,7 +15,7 @@ from support import wait_until
 from cotenant.scheduler.core.model import Hints
 from cotenant.scheduler.errors import HintError
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 BUSY = "import time\nend = time.time() + float({seconds})\nwhile time.time() < end: pass\n"
 
