@@ -1,0 +1,153 @@
+/* The state file: reading it, and failing or hanging as it says. */
+#include "state.h"
+
+struct handle handles[GPUS][SLOTS + 1];
+_Thread_local struct state state;
+int initialised;
+
+double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+static const char *value(char **words, int count, const char *key) {
+    size_t length = strlen(key);
+    for (int i = 0; i < count; i++)
+        if (!strncmp(words[i], key, length) && words[i][length] == '=') return words[i] + length + 1;
+    return NULL;
+}
+
+static u64 whole(char **words, int count, const char *key, u64 otherwise) {
+    const char *text = value(words, count, key);
+    return text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static double real(char **words, int count, const char *key, double otherwise) {
+    const char *text = value(words, count, key);
+    return text ? strtod(text, NULL) : otherwise;
+}
+
+static void copy(char *to, const char *from) { snprintf(to, TEXT, "%s", from); }
+
+static void read_gpu(struct gpu *gpu, char **words, int count) {
+    const char *uuid = value(words, count, "uuid"), *name = value(words, count, "name");
+    gpu->present = 1;
+    copy(gpu->uuid, uuid ? uuid : "GPU-00000000-0000-0000-0000-000000000000");
+    copy(gpu->name, name ? name : "NVIDIA_Stand-in");
+    for (char *c = gpu->name; *c; c++)
+        if (*c == '_') *c = ' ';
+    gpu->total = whole(words, count, "total", 16ULL << 30);
+    gpu->used = whole(words, count, "used", 0);
+    gpu->util = whole(words, count, "util", 0);
+    gpu->memutil = whole(words, count, "memutil", 0);
+    gpu->power = whole(words, count, "power", 100000);
+    gpu->limit = whole(words, count, "limit", 300000);
+    gpu->limit_min = whole(words, count, "limit_min", 100000);
+    gpu->limit_max = whole(words, count, "limit_max", 400000);
+    gpu->clock = whole(words, count, "clock", 1500);
+    gpu->temp = whole(words, count, "temp", 50);
+    gpu->mode = whole(words, count, "mode", 0);
+    gpu->reasons = whole(words, count, "reasons", 0);
+    gpu->gpm = whole(words, count, "gpm", 1);
+    gpu->mig = whole(words, count, "mig", 0);
+    gpu->energy_rate = real(words, count, "energy_rate", gpu->power / 1000.0);
+    gpu->tx_rate = real(words, count, "tx_rate", 0);
+    gpu->rx_rate = real(words, count, "rx_rate", 0);
+}
+
+static void add_process(struct gpu *gpu, char **words, int count, unsigned pid) {
+    if (gpu->process_count == PROCESSES) return;
+    struct process *process = &gpu->processes[gpu->process_count++];
+    const char *list = value(words, count, "list");
+    process->pid = pid;
+    process->sm = whole(words, count, "sm", 0);
+    process->mem = whole(words, count, "mem", 0);
+    process->memory = whole(words, count, "memory", 0);
+    /* The driver samples every sixth of a second. */
+    process->time_us = whole(words, count, "time", (u64)(now_s() * 6) * 1000000 / 6);
+    process->compute = !list || !strcmp(list, "compute") || !strcmp(list, "both");
+    process->mps = list && (!strcmp(list, "mps") || !strcmp(list, "both"));
+}
+
+/* Every child of the calling process, so that a program can be run whose process numbers nobody knows beforehand. */
+static void add_children(struct gpu *gpu, char **words, int count) {
+    DIR *folder = opendir("/proc");
+    struct dirent *entry;
+    while (folder && (entry = readdir(folder))) {
+        char path[300], line[512], *end;
+        snprintf(path, sizeof path, "/proc/%s/stat", entry->d_name);
+        FILE *file = atoi(entry->d_name) > 0 ? fopen(path, "r") : NULL;
+        if (!file) continue;
+        if (fgets(line, sizeof line, file) && (end = strrchr(line, ')')) && atoi(end + 4) == getpid())
+            add_process(gpu, words, count, (unsigned)atoi(entry->d_name));
+        fclose(file);
+    }
+    if (folder) closedir(folder);
+}
+
+static void add_trouble(char **words, int count, int hang) {
+    if (state.trouble_count == TROUBLES || count < 2) return;
+    struct trouble *trouble = &state.troubles[state.trouble_count++];
+    int at = hang ? 2 : 3;
+    copy(trouble->function, words[1]);
+    trouble->hang = hang;
+    trouble->rc = hang ? 0 : atoi(count > 2 ? words[2] : "999");
+    trouble->gpu = count > at ? atoi(words[at]) : -1;
+}
+
+static void read_line(char **words, int count) {
+    int index = count > 1 ? atoi(words[1]) : 0;
+    struct gpu *gpu = &state.gpus[index >= 0 && index < GPUS ? index : 0];
+    if (!strcmp(words[0], "driver")) copy(state.driver, words[1]);
+    else if (!strcmp(words[0], "cuda")) state.cuda = index;
+    else if (!strcmp(words[0], "gpu")) read_gpu(gpu, words, count);
+    else if (!strcmp(words[0], "process")) add_process(gpu, words, count, (unsigned)whole(words, count, "pid", 0));
+    else if (!strcmp(words[0], "children")) add_children(gpu, words, count);
+    else if (!strcmp(words[0], "fault")) add_trouble(words, count, 0);
+    else if (!strcmp(words[0], "hang")) add_trouble(words, count, 1);
+    else if (!strcmp(words[0], "xid") && count > 2) gpu->xid = strtoull(words[2], NULL, 10);
+    else if (!strcmp(words[0], "metric") && count > 3 && gpu->metric_count < METRICS)
+        gpu->metrics[gpu->metric_count++] =
+            (struct metric){(unsigned)atoi(words[2]), strtod(words[3], NULL), count > 4 ? atoi(words[4]) : 0};
+    else if (!strcmp(words[0], "instance") && count > 3 && atoi(words[2]) < SLOTS) {
+        struct instance *instance = &gpu->instances[atoi(words[2])];
+        copy(instance->uuid, words[3]);
+        instance->total = whole(words, count, "total", 4ULL << 30);
+        instance->used = whole(words, count, "used", 0);
+    }
+}
+
+static void read_state(void) {
+    char line[1024], *words[32], *rest;
+    const char *path = getenv("NVML_STANDIN_STATE");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    memset(&state, 0, sizeof state);
+    copy(state.driver, "580.00.00");
+    state.cuda = 13000;
+    while (file && fgets(line, sizeof line, file)) {
+        int count = 0;
+        for (char *word = strtok_r(line, " \t\n", &rest); word && count < 32; word = strtok_r(NULL, " \t\n", &rest))
+            words[count++] = word;
+        if (count > 1 && words[0][0] != '#') read_line(words, count);
+    }
+    if (file) fclose(file);
+    while (state.gpu_count < GPUS && state.gpus[state.gpu_count].present) state.gpu_count++;
+    for (int gpu = 0; gpu < GPUS; gpu++)
+        for (int slot = 0; slot <= SLOTS; slot++) handles[gpu][slot] = (struct handle){gpu, slot - 1};
+}
+
+/* Reads the state, then fails or never returns when the file says so. "*" means every function of a device. */
+nvmlReturn_t enter(const char *function, nvmlDevice_t device) {
+    read_state();
+    int gpu = device ? device->gpu : -1;
+    for (int i = 0; i < state.trouble_count; i++) {
+        struct trouble *trouble = &state.troubles[i];
+        int every = !strcmp(trouble->function, "*") && device;
+        if ((!every && strcmp(trouble->function, function)) || (trouble->gpu >= 0 && trouble->gpu != gpu)) continue;
+        while (trouble->hang) pause();
+        return trouble->rc;
+    }
+    if (device && !state.gpus[gpu].present) return INVALID;
+    return SUCCESS;
+}
