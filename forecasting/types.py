@@ -10,16 +10,93 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from cotenant.forecasting.versions import check_version, restore
+
 Reading = float | None
 
-SIGNATURE_VERSION = 0
+SIGNATURE_VERSION = 1
 HORIZONS_S: tuple[int, ...] = (1, 2, 5, 60, 300, 900)
 LEVELS: tuple[float, ...] = (0.10, 0.50, 0.90, 0.95, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceActivity:
+    """What a whole GPU did over one window, all its jobs together. None = the device does not say.
+
+    Attributes:
+        util: Mean utilisation, fraction of the device in [0, 1].
+        membw_util: Fraction of the time its memory was read or written (of the peak bandwidth where the device counts
+            bytes), in [0, 1].
+        sm_active: Fraction of the multiprocessors at work, averaged over time, in [0, 1].
+        tensor_active: The same for the tensor pipes.
+        fp16_active: The same for the FP16 pipes.
+        fp32_active: The same for the FP32 pipes.
+        fp64_active: The same for the FP64 pipes.
+        pcie_rx_bytes_s: Bytes per second over PCIe to the device.
+        pcie_tx_bytes_s: Bytes per second over PCIe from the device.
+        nvlink_rx_bytes_s: Bytes per second over NVLink to the device.
+        nvlink_tx_bytes_s: Bytes per second over NVLink from the device.
+        power_w: Mean power in watts.
+    """
+
+    util: Reading = None
+    membw_util: Reading = None
+    sm_active: Reading = None
+    tensor_active: Reading = None
+    fp16_active: Reading = None
+    fp32_active: Reading = None
+    fp64_active: Reading = None
+    pcie_rx_bytes_s: Reading = None
+    pcie_tx_bytes_s: Reading = None
+    nvlink_rx_bytes_s: Reading = None
+    nvlink_tx_bytes_s: Reading = None
+    power_w: Reading = None
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """See ``versions.restore``."""
+        restore(self, state)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMix:
+    """Where a job's device time went in a few steps, by class of operator: fractions that add up to 1.
+
+    Attributes:
+        gemm: Matrix products.
+        conv: Convolutions.
+        attention: Attention.
+        elementwise: Element by element: activations, arithmetic, optimizers.
+        normalisation: Batch, layer and group norms.
+        reduce: Sums, means, maxima, softmax, losses, pooling.
+        memcpy: Copies, fills, gathers.
+        collective: Communication between GPUs.
+        other: Everything else.
+        launches_per_step: Kernels launched (``cpu`` device: operators executed) per step.
+        step: The job's step at which it was measured.
+    """
+
+    gemm: float
+    conv: float
+    attention: float
+    elementwise: float
+    normalisation: float
+    reduce: float
+    memcpy: float
+    collective: float
+    other: float
+    launches_per_step: Reading = None
+    step: int | None = None
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """See ``versions.restore``."""
+        restore(self, state)
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
-    """The behaviour of one job on one GPU over one window.
+    """The behaviour of one job on one GPU over one window. ``signatures.FIELDS`` is its schema.
+
+    New fields go to the end and are None by default, so that older records can be read (``docs/signatures.md``).
 
     Attributes:
         job_id: The job.
@@ -36,6 +113,16 @@ class Signature:
         host_cores: CPU cores used by the job's helper processes outside the device.
         neighbours: Number of other jobs that were on the same GPU.
         compute_share: The compute share in force at the end of the window, in (0, 1].
+        schema_version: The version it was written with.
+        memory_growth_bytes_s: Growth of the device memory over the window, bytes per second; negative when it shrank.
+        step_time_p50_s: Median time of the steps that ended in the window, seconds; time held back included.
+        step_time_p95_s: Their 95th percentile.
+        read_bytes_s: Bytes per second the job's processes read from files, page cache included.
+        write_bytes_s: Bytes per second they wrote to files.
+        batch_size: Samples per step: the hint, else what was observed.
+        framework: The hint, else what was observed; None when not known.
+        device: What the whole GPU did; None when the device says nothing beyond what is above.
+        mix: Classes of operators, as last measured; None when never.
     """
 
     job_id: str
@@ -53,6 +140,36 @@ class Signature:
     neighbours: int
     compute_share: Reading
     schema_version: int = SIGNATURE_VERSION
+    memory_growth_bytes_s: Reading = None
+    step_time_p50_s: Reading = None
+    step_time_p95_s: Reading = None
+    read_bytes_s: Reading = None
+    write_bytes_s: Reading = None
+    batch_size: int | None = None
+    framework: str | None = None
+    device: DeviceActivity | None = None
+    mix: OperatorMix | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what a newer version wrote: it may mean something else by the same name."""
+        check_version(self.schema_version, SIGNATURE_VERSION)
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """See ``versions.restore``."""
+        restore(self, state)
+        check_version(self.schema_version, SIGNATURE_VERSION)
+
+    @property
+    def step_time_s(self) -> Reading:
+        """Mean time of a step, seconds; None when no step ended in the window or the rate is not known."""
+        return 1.0 / self.step_rate if self.step_rate else None
+
+    @property
+    def launch_rate(self) -> Reading:
+        """Kernel launches per second: those of a step, as last measured, times the step rate."""
+        if self.mix is None or self.mix.launches_per_step is None or self.step_rate is None:
+            return None
+        return self.mix.launches_per_step * self.step_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +310,11 @@ __all__ = [
     "UNKNOWN_PROFILE",
     "DemandForecaster",
     "DemandProfile",
+    "DeviceActivity",
     "Forecast",
     "InterferencePredictor",
     "JobMeasurement",
+    "OperatorMix",
     "ProfileSource",
     "Quantiles",
     "Reading",
