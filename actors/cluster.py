@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors.claims import release_claim
@@ -31,6 +32,7 @@ DASHBOARD_PORT = 8265  # Ray starts without its dashboard, and so without jobs, 
 RAY_START_TIMEOUT_S = 90.0
 HOSTS_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+PRM_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def start_actors(settings: Settings, api_class: type | None) -> list[str]:
         ).remote(*args)
         ray.get(actor.ping.remote())
 
-    start(Prm, PRM, 1, str(state_dir))
+    start(Prm, PRM, 1, str(state_dir), settings.signatures.model_dump_json())
     start(Scheduler, SCHEDULER, 64, settings.model_dump_json(), journal_url)
     if settings.api.enabled and api_class is not None:
         token = ensure_token() if settings.api.require_token else None
@@ -262,6 +264,8 @@ def _kill_actors(client: Client) -> None:
     hosts = [host.host_id for host in client.hosts()]
     scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
     ray.get(scheduler.close.remote())
+    with contextlib.suppress(ValueError, RayError):  # what it has measured last is not worth a failure
+        ray.get(ray.get_actor(PRM, NAMESPACE).close.remote(), timeout=PRM_TIMEOUT_S)
     for name in (API, SCHEDULER, PRM, *(agent_name(host_id) for host_id in hosts)):
         try:
             ray.kill(ray.get_actor(name, NAMESPACE), no_restart=True)

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import ray
 
+from cotenant.actors.history import open_history
 from cotenant.actors.messages import WindowBatch
+from cotenant.configs.settings import SignatureSettings
 from cotenant.forecasting.demand import EwQuantileForecaster
 from cotenant.forecasting.profiles import ProfileBook
+from cotenant.forecasting.signatures import accepted, brief
 from cotenant.forecasting.types import JobMeasurement, Signature
 from cotenant.scheduler.core.events import MeasurementsReported
 from cotenant.scheduler.names import NAMESPACE, SCHEDULER
@@ -26,7 +29,15 @@ class Prm:
     ``SAVE_EVERY_S`` seconds; the short-term forecast state of running jobs is rebuilt from the next windows.
     """
 
-    def __init__(self, state_dir: str) -> None:
+    def __init__(self, state_dir: str, signatures_json: str | None = None) -> None:
+        """Make the PRM.
+
+        Args:
+            state_dir: Where it keeps what it has learnt.
+            signatures_json: The settings of the signature store; None = no store.
+        """
+        kept = None if signatures_json is None else SignatureSettings.model_validate_json(signatures_json)
+        self._history = None if kept is None else open_history(kept, Path(state_dir))
         self._path = Path(state_dir) / "profiles.json"
         self._forecaster = EwQuantileForecaster()
         self._book = self._load()
@@ -41,20 +52,23 @@ class Prm:
 
     def observe(self, batch: WindowBatch) -> None:
         """Take in one host's windows and send the scheduler the forecasts they lead to."""
-        self._forecaster.observe_batch(batch.signatures)
-        for signature in batch.signatures:
+        signatures = [accepted(signature) for signature in batch.signatures]
+        if self._history is not None:
+            self._history.add(batch.host_id, signatures, batch.fingerprints)
+        self._forecaster.observe_batch(signatures)
+        for signature in signatures:
             self._book.observe(signature, batch.fingerprints[signature.job_id])
             self._jobs.setdefault(signature.job_id, deque(maxlen=KEEP_WINDOWS)).append(signature)
-        forecasts = self._forecaster.forecast_batch(list(dict.fromkeys(s.job_id for s in batch.signatures)))
+        forecasts = self._forecaster.forecast_batch(list(dict.fromkeys(s.job_id for s in signatures)))
         measurements = [
             JobMeasurement(
                 job_id=signature.job_id,
                 fingerprint=batch.fingerprints[signature.job_id],
-                signature=signature,
+                signature=brief(signature),
                 forecast=forecasts[signature.job_id],
                 profile=self._book.profile(signature.job_id, batch.fingerprints[signature.job_id]),
             )
-            for signature in batch.signatures
+            for signature in signatures
             if signature.job_id in forecasts
         ]
         for device in batch.devices:
@@ -67,6 +81,12 @@ class Prm:
         if batch.at - self._saved_at >= SAVE_EVERY_S:
             self._save()
             self._saved_at = batch.at
+
+    def close(self) -> None:
+        """Write down what was learnt and measured; called before the actor is ended."""
+        self._save()
+        if self._history is not None:
+            self._history.close()
 
     def windows(self, job_ids: list[str]) -> dict[str, list[Signature]]:
         """Return the recorded windows of these jobs (the last hour at most), oldest first."""

@@ -52,6 +52,17 @@ class ProfilerSettings(_Section):
 
     sample_hz: Annotated[float, Field(gt=0.0, le=100.0, strict=True)] = 10.0
     window_s: Seconds = 1.0
+    operator_mix: StrictBool = False
+
+
+class SignatureSettings(_Section):
+    """The history of measured windows. ``path`` None = ``signatures`` in the state directory."""
+
+    enabled: StrictBool = True
+    path: str | None = None
+    keep_days: Annotated[float, Field(gt=0.0, strict=True)] = 7.0
+    keep_bytes: Annotated[int, Field(ge=1, strict=True)] = 512 * 1024**2
+    write_every_s: Seconds = 60.0
 
 
 class DeviceSettings(_Section):
@@ -87,6 +98,7 @@ class Settings(_Section):
     resize: ResizeSettings = ResizeSettings()
     lease: LeaseSettings = LeaseSettings()
     profiler: ProfilerSettings = ProfilerSettings()
+    signatures: SignatureSettings = SignatureSettings()
     device: DeviceSettings = DeviceSettings()
     api: ApiSettings = ApiSettings()
     journal: JournalSettings = JournalSettings()

@@ -273,7 +273,8 @@ def from_row(row: Mapping[str, Any]) -> Signature:
         UnknownVersion: A newer version wrote it.
         ValueError: A column that is never missing is.
     """
-    values = {name: None if value != value else value for name, value in upgrade(row).items()}  # noqa: PLR0124 (NaN)
+    upgraded = upgrade(row)
+    values: dict[str, Any] = {name: None if value != value else value for name, value in upgraded.items()}  # noqa: PLR0124 (NaN)
     for name in _REQUIRED:
         if values.get(name) is None:
             raise ValueError(f"{name}: is missing; a signature always has it")
