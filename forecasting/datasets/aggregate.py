@@ -125,7 +125,7 @@ def _solo_figures(rows: Sequence[Row]) -> Row:
         "host_cores": _median(
             row["host_busy_s"] / row["window_s"] for row in accepted if row["host_busy_s"] is not None
         ),
-    } | {name: _median(row[name] for row in accepted) for name in _MEDIANS}
+    } | {name: _median(_reading(row, name) for row in accepted) for name in _MEDIANS}
 
 
 def _pair_figures(rows: Sequence[Row]) -> Row:
@@ -143,6 +143,12 @@ def _pair_figures(rows: Sequence[Row]) -> Row:
         "rate_solo": _median(row["rate_solo"] for row in accepted),
         "rate_shared": _median(row["rate"] for row in accepted),
     }
+
+
+def _reading(row: Row, name: str) -> float | None:
+    """A reading of a solo window. Alone, the member's utilisation is the device's, where only that is told."""
+    value: float | None = row[name]
+    return row["device_util"] if value is None and name == "util_mean" else value
 
 
 def _saving(windows: Iterable[Sequence[Row]], size: int) -> Estimate:

@@ -181,7 +181,7 @@ SOLO: tuple[Column, ...] = (
     _amount("rate", "steps/s", 1e7, "rate alone", _SOLO, na=_NONE_LEFT),
     _amount("rate_low", "steps/s", 1e7, "lower end of the 80 % interval", "statistics", na=_NO_SPREAD),
     _amount("rate_high", "steps/s", 1e7, "upper end of the 80 % interval", "statistics", na=_NO_SPREAD),
-    _fraction("util_mean", "utilisation alone", _SOLO),
+    _fraction("util_mean", "utilisation alone; the whole device's where it does not tell members apart", _SOLO),
     _fraction("util_peak", "95th percentile of the utilisation", _SOLO, high=2.0),
     _amount("memory_bytes", "B", _PEBIBYTE, "largest memory", "largest over accepted solo windows"),
     _seconds("step_p10_s", "10th percentile of the step time", _SOLO, _NONE_LEFT),

@@ -100,9 +100,11 @@ def check_format(where: Path | str, record: Mapping[str, Any]) -> None:
 
 def _windows(path: Path, card: Mapping[str, Any], dropped: Counter[str]) -> list[dict[str, Any]]:
     seen: set[tuple[object, ...]] = set()
+    unknown: set[str] = set()
     windows = []
     for where, row in _lines(path, dropped, needed=True):
         check_format(where, row)
+        unknown |= row.keys() - _KNOWN
         window = {"run_id": card["run_id"], "gpu_type": card["gpu_type"], **_window(where, row, dropped)}
         key = (window["visit"], window["position"], window["slot"])
         if key in seen:
@@ -110,6 +112,7 @@ def _windows(path: Path, card: Mapping[str, Any], dropped: Counter[str]) -> list
             continue
         seen.add(key)
         windows.append(window)
+    dropped["unknown_fields"] += len(unknown)
     if not windows:
         raise DataError(f"{path}: there is no window in it; measure first")
     windows.sort(key=lambda window: (window["started_unix_s"], window["visit"], window["position"], window["slot"]))
@@ -117,7 +120,6 @@ def _windows(path: Path, card: Mapping[str, Any], dropped: Counter[str]) -> list
 
 
 def _window(where: str, row: Mapping[str, Any], dropped: Counter[str]) -> dict[str, Any]:
-    dropped["unknown_fields"] += len(row.keys() - _KNOWN)
     window: dict[str, Any] = {column.name: _structural(where, column, row.get(column.name)) for column in _STRUCTURE}
     window |= {column.name: _reading(column, row.get(column.name), dropped) for column in _READINGS}
     members = _members(where, row.get("members"))
