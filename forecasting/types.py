@@ -202,7 +202,7 @@ class Forecast:
     windows: int
 
 
-ProfileSource = Literal["history", "hints", "unknown"]
+ProfileSource = Literal["history", "hints", "class", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,8 @@ class DemandProfile:
         memory_bytes: Memory to reserve (forecast peak or hint); None when nothing is known.
         solo_step_rate: Steps per second alone on a GPU; None when never measured.
         observed_s: Seconds of measurement behind it (0 for hints and unknown).
-        source: Where the numbers come from. "unknown" means: nothing known, assume the worst.
+        source: Where the numbers come from. "class": a cold-start class, never measured itself. "unknown" means:
+            nothing known, assume the worst.
         from_shared: The utilisation was only ever measured beside other jobs or while held back: less certain.
         membw_util: Share of the time the device's memory was read or written, fraction in [0, 1]; None when the device
             does not say.

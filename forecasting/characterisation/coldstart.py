@@ -1,0 +1,345 @@
+"""What to expect of a job that has never run here: a class and a prior, from what is known before it starts.
+
+The fitted model is plain numbers (``as_dict``/``from_dict``, JSON) and is used without any library but numpy. The first
+level that applies:
+
+* architecture: the architecture was measured at smaller and at larger batch sizes: its curve, linear over log2(batch)
+  for the utilisation, monotone cubic (PCHIP) over the batch size for the memory;
+* beyond: it was measured, but the batch size is beyond the measured ones: the value at the end of its curve;
+* family: another architecture of its family was measured: the general line, moved by that family's mean error;
+* general: a line over log2(batch) and log2(parameters), or over log2(batch), or nothing but the distribution.
+
+The interval of a level comes from errors on runs which that level had not seen (a batch size left out, an architecture
+left out, a family left out), so an unknown family gets a wide one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cotenant.forecasting.types import DemandProfile
+
+Array = npt.NDArray[np.float64]
+
+VERSION = 1
+QUANTITIES: tuple[str, ...] = ("util_mean", "util_p95", "memory")
+LEVELS: tuple[str, ...] = ("architecture", "beyond", "family", "general with parameters", "general", "population")
+LINES: tuple[str, ...] = LEVELS[3:]  # levels that are lines
+QUANTILES: tuple[float, ...] = (0.05, 0.1, 0.5, 0.9, 0.95)
+HIGHEST = 4  # index of the quantile a cautious reader reserves
+
+
+class ColdStartError(ValueError):
+    """A fitted model that cannot be read: another version, or a field that is missing or makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """What is known of a job before it runs; what is not known is None.
+
+    Attributes:
+        family: Model family, for example "bert".
+        architecture: One model, for example "bert L-4 H-512".
+        kind: What it does or on what data, for example "training".
+        batch: Samples per step on one device.
+        parameters: Weights of the model.
+    """
+
+    family: str | None = None
+    architecture: str | None = None
+    kind: str | None = None
+    batch: float | None = None
+    parameters: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What to expect of a job.
+
+    Attributes:
+        class_id: Its class, 0 = lightest.
+        level: What the numbers rest on, one of ``LEVELS``.
+        util_mean: Quantiles of the mean utilisation, fractions in [0, 1], at ``QUANTILES``.
+        util_p95: Quantiles of the 95th percentile of the utilisation.
+        memory_bytes: Quantiles of the largest device memory.
+        reason: A sentence for people.
+    """
+
+    class_id: int
+    level: str
+    util_mean: tuple[float, ...]
+    util_p95: tuple[float, ...]
+    memory_bytes: tuple[float, ...]
+    reason: str
+
+
+class ColdStart(Protocol):
+    """Says what to expect of a job that was never measured."""
+
+    def prior(self, job: Descriptors) -> DemandProfile | None:
+        """Return a cautious profile, or None when nothing better than "unknown" can be said. Pure."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoints:
+    """One architecture as measured.
+
+    Attributes:
+        family: Its family.
+        kind: Its kind.
+        log2_batch: Ascending, shape (m,).
+        values: Quantity → value at each, fractions in [0, 1], shape (m,).
+    """
+
+    family: str
+    kind: str
+    log2_batch: tuple[float, ...]
+    values: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStartClasses:
+    """A fitted model; see the module. Made by ``cotenant.forecasting.training.coldstart.fit``.
+
+    Attributes:
+        device_memory_bytes: Memory of the device it was measured on; memory values are fractions of it.
+        architectures: ``curve_key`` → what was measured.
+        families: Normalised name → quantity → mean error of the general line for it.
+        lines: Level → quantity → (intercept, slope per log2 batch, slope per log2 parameters).
+        errors: Level → quantity → quantiles at ``QUANTILES`` of actual − predicted on runs the level had not seen.
+        centres: Class → (util_p95, memory) of its centre, lightest first.
+        scale: Width of either axis for the distance to a centre.
+        trained_on: Where the numbers come from, with the licence of the data.
+        version: Format of this record.
+    """
+
+    device_memory_bytes: float
+    architectures: Mapping[str, CurvePoints]
+    families: Mapping[str, Mapping[str, float]]
+    lines: Mapping[str, Mapping[str, tuple[float, float, float]]]
+    errors: Mapping[str, Mapping[str, tuple[float, ...]]]
+    centres: tuple[tuple[float, float], ...]
+    scale: tuple[float, float]
+    trained_on: str
+    version: int = VERSION
+
+    def describe(self, job: Descriptors) -> Prior:
+        """Return what to expect of a job, with its interval and where it comes from."""
+        level, points, reason = self._located(job)
+        quantiles = {
+            name: tuple(min(1.0, max(0.0, points[name] + error)) for error in self.errors[level][name])
+            for name in QUANTITIES
+        }
+        return Prior(
+            class_id=self.nearest(points["util_p95"], points["memory"]),
+            level=level,
+            util_mean=quantiles["util_mean"],
+            util_p95=quantiles["util_p95"],
+            memory_bytes=tuple(value * self.device_memory_bytes for value in quantiles["memory"]),
+            reason=reason,
+        )
+
+    def prior(self, job: Descriptors) -> DemandProfile | None:
+        """Return a cautious profile: the upper end of the interval. None when not even the batch size is known.
+
+        Cautious because a job taken too lightly hurts its neighbours before the first measurement corrects it.
+        """
+        found = self.describe(job)
+        if found.level == "population":
+            return None
+        return DemandProfile(
+            util_mean=found.util_mean[QUANTILES.index(0.5)],
+            util_p95=max(found.util_p95[HIGHEST], found.util_mean[QUANTILES.index(0.5)]),
+            memory_bytes=math.ceil(found.memory_bytes[HIGHEST]),
+            source="class",
+            family=job.family or "",
+        )
+
+    def nearest(self, util: float, memory: float) -> int:
+        """Return the class with the nearest centre; both are fractions of the device."""
+        gaps = [math.hypot((util - u) / self.scale[0], (memory - m) / self.scale[1]) for u, m in self.centres]
+        return gaps.index(min(gaps))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the model as plain numbers for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> ColdStartClasses:
+        """Read ``as_dict`` back.
+
+        Raises:
+            ColdStartError: Another version, a missing field, or a number that is not finite.
+        """
+        version = record.get("version")
+        if version != VERSION:
+            raise ColdStartError(
+                f"version {version!r} is not accepted; this program reads version {VERSION}: fit again"
+            )
+        try:
+            return _checked(_read(record))
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            raise ColdStartError(f"the model cannot be read ({type(error).__name__}: {error}); fit it again") from error
+
+    def _located(self, job: Descriptors) -> tuple[str, dict[str, float], str]:
+        """Return (level, point estimate per quantity as fractions, reason)."""
+        batch = _log2(job.batch)
+        name = job.architecture or job.family
+        known = self._measured(normalised(name), job.kind)
+        if known is not None and batch is not None:
+            inside = known.log2_batch[0] <= batch <= known.log2_batch[-1]
+            level = "architecture" if inside else "beyond"
+            return level, curve_at(known, batch), f"{name} was measured at {_sizes(known)}"
+        if batch is None:
+            return "population", self._line("population", 0.0, 0.0), "neither measured nor is a batch size known"
+        size = _log2(job.parameters)
+        level = "general" if size is None else "general with parameters"
+        points = self._line(level, batch, size or 0.0)
+        offsets = self.families.get(normalised(job.family))
+        if offsets is not None and size is not None:
+            moved = {key: value + offsets[key] for key, value in points.items()}
+            return "family", moved, f"other architectures of {normalised(job.family)} were measured"
+        return (
+            level,
+            points,
+            "nothing of its family was measured: guessed from batch size" + ("" if size is None else " and parameters"),
+        )
+
+    def _measured(self, name: str, kind: str | None) -> CurvePoints | None:
+        """Return the architecture's curve; of several kinds the one asked for, or any when none was."""
+        if kind is not None:
+            return self.architectures.get(curve_key(name, kind))
+        return next((points for key, points in self.architectures.items() if key.partition(":")[0] == name), None)
+
+    def _line(self, level: str, batch: float, size: float) -> dict[str, float]:
+        return {
+            name: base + per_batch * batch + per_size * size
+            for name, (base, per_batch, per_size) in self.lines[level].items()
+        }
+
+
+def normalised(name: str | None) -> str:
+    """Return a name in the form in which names are compared: lower case letters and digits only."""
+    return "".join(letter for letter in (name or "").lower() if letter.isalnum())
+
+
+def curve_key(architecture: str, kind: str) -> str:
+    """Return the key of an architecture's curve: what it does matters as much as what it is."""
+    return f"{normalised(architecture)}:{normalised(kind)}"
+
+
+def curve_at(points: CurvePoints, log2_batch: float) -> dict[str, float]:
+    """Return the quantities of a measured architecture at a batch size, its ends held constant outside."""
+    x = np.asarray(points.log2_batch)
+    at = float(np.clip(log2_batch, x[0], x[-1]))
+    return {
+        name: monotone_cubic(2.0**x, np.asarray(values), 2.0**at)
+        if name == "memory"  # grows with the batch, in steps of the allocator
+        else float(np.interp(at, x, values))
+        for name, values in points.values.items()
+    }
+
+
+def monotone_cubic(x: Array, y: Array, at: float) -> float:
+    """Return a monotone piecewise cubic (PCHIP) through points, at one place between them.
+
+    Source: Fritsch and Butland, "A method for constructing local monotone piecewise cubic interpolants", SIAM J. Sci.
+    Stat. Comput. 5 (1984); the ends take the one-sided slope. With fewer than three points it is linear.
+    """
+    if len(x) < 3:
+        return float(np.interp(at, x, y))
+    widths = np.diff(x)
+    chords = np.diff(y) / widths
+    slopes = np.concatenate(([chords[0]], _inner_slopes(widths, chords), [chords[-1]]))
+    index = int(np.clip(np.searchsorted(x, at, side="right") - 1, 0, len(widths) - 1))
+    t, width = (at - x[index]) / widths[index], widths[index]
+    return float(
+        y[index] * (1 + 2 * t) * (1 - t) ** 2
+        + width * slopes[index] * t * (1 - t) ** 2
+        + y[index + 1] * t**2 * (3 - 2 * t)
+        + width * slopes[index + 1] * t**2 * (t - 1)
+    )
+
+
+def _inner_slopes(widths: Array, chords: Array) -> Array:
+    left, right = chords[:-1], chords[1:]
+    first, second = 2 * widths[1:] + widths[:-1], widths[1:] + 2 * widths[:-1]
+    same = left * right > 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = (first + second) / (first / left + second / right)
+    return np.where(same, means, 0.0)
+
+
+def _log2(value: float | None) -> float | None:
+    return math.log2(value) if value is not None and math.isfinite(value) and value > 0 else None
+
+
+def _sizes(points: CurvePoints) -> str:
+    sizes = [f"{2**value:.0f}" for value in points.log2_batch]
+    return f"batch size {sizes[0]}" if len(sizes) == 1 else f"batch sizes {sizes[0]} to {sizes[-1]}"
+
+
+def _read(record: Mapping[str, Any]) -> ColdStartClasses:
+    return ColdStartClasses(
+        device_memory_bytes=float(record["device_memory_bytes"]),
+        architectures={name: _read_curve(points) for name, points in record["architectures"].items()},
+        families={name: {key: float(v[key]) for key in QUANTITIES} for name, v in record["families"].items()},
+        lines={level: {key: _three(record["lines"][level][key]) for key in QUANTITIES} for level in LINES},
+        errors={level: {key: _floats(record["errors"][level][key]) for key in QUANTITIES} for level in LEVELS},
+        centres=tuple((float(util), float(memory)) for util, memory in record["centres"]),
+        scale=(float(record["scale"][0]), float(record["scale"][1])),
+        trained_on=str(record["trained_on"]),
+    )
+
+
+def _read_curve(record: Mapping[str, Any]) -> CurvePoints:
+    values = {key: _floats(record["values"][key]) for key in QUANTITIES}
+    return CurvePoints(str(record["family"]), str(record["kind"]), _floats(record["log2_batch"]), values)
+
+
+def _checked(model: ColdStartClasses) -> ColdStartClasses:
+    numbers: list[float] = [model.device_memory_bytes, *model.scale, *(x for centre in model.centres for x in centre)]
+    for by_quantity in (*model.lines.values(), *model.errors.values()):
+        numbers += [number for values in by_quantity.values() for number in values]
+    for points in model.architectures.values():
+        numbers += [*points.log2_batch, *(number for values in points.values.values() for number in values)]
+        if not points.log2_batch or any(len(v) != len(points.log2_batch) for v in points.values.values()):
+            raise ValueError("an architecture's curve has no points or columns of different length")
+        if any(later <= earlier for earlier, later in zip(points.log2_batch, points.log2_batch[1:], strict=False)):
+            raise ValueError("an architecture's batch sizes do not ascend")
+    if any(len(values) != len(QUANTILES) for level in model.errors.values() for values in level.values()):
+        raise ValueError(f"errors must have {len(QUANTILES)} quantiles each")
+    if not all(map(math.isfinite, numbers)) or not model.centres or min(*model.scale, model.device_memory_bytes) <= 0:
+        raise ValueError("a number is not finite, there is no class, or a scale is not positive")
+    return model
+
+
+def _floats(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
+def _three(values: Sequence[float]) -> tuple[float, float, float]:
+    base, per_batch, per_size = values
+    return float(base), float(per_batch), float(per_size)
+
+
+__all__ = [
+    "QUANTILES",
+    "VERSION",
+    "ColdStart",
+    "ColdStartClasses",
+    "ColdStartError",
+    "CurvePoints",
+    "Descriptors",
+    "Prior",
+    "curve_at",
+    "curve_key",
+    "normalised",
+]

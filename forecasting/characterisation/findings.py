@@ -1,0 +1,125 @@
+"""Do the findings of the alnair data set's authors hold on these data? Each with its numbers, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Verdict = Literal["holds", "holds in part", "does not hold", "cannot be told"]
+
+CLUSTERS = 3
+SAVINGS = (0.41, 0.21)
+SAVING_TOLERANCE = 0.03
+THRESHOLD = 70.0
+HARDLY = 1.10  # slowed down by less than a tenth
+CONVINCING_P = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One claim and what the data say.
+
+    Attributes:
+        claim: The claim.
+        verdict: Whether it holds.
+        why: The numbers, in sentences.
+    """
+
+    claim: str
+    verdict: Verdict
+    why: str
+
+
+def findings(report: Mapping[str, Any]) -> list[Finding]:
+    """Judge the three claims by the sections clusters and interference of a report."""
+    return [_three_clusters(report["clusters"]), *_savings(report["interference"]), _threshold(report["interference"])]
+
+
+def _three_clusters(section: Mapping[str, Any] | str) -> Finding:
+    claim = f"There are K = {CLUSTERS} clusters of workloads."
+    if isinstance(section, str):
+        return Finding(claim, "cannot be told", section)
+    sweeps = section["sweeps"]
+    elbows = [sweep[key] for sweep in sweeps.values() for key in ("elbow_inertia", "elbow_distortion")]
+    others = [sweep[key] for sweep in sweeps.values() for key in ("by_silhouette", "by_gap")]
+    at_three = next((count for count in sweeps["standard"]["counts"] if count["k"] == CLUSTERS), None)
+    best = max((c for c in sweeps["standard"]["counts"] if c["silhouette"] is not None), key=lambda c: c["silhouette"])
+    why = (
+        f"The elbow is at {_list(elbows)} (inertia and distortion, every scaling); the silhouette is best with "
+        f"{_list(sweep['by_silhouette'] for sweep in sweeps.values())} clusters and the gap statistic chooses "
+        f"{_list(sweep['by_gap'] for sweep in sweeps.values())}."
+    )
+    if at_three is not None:
+        why += (
+            f" With {CLUSTERS} the silhouette is {at_three['silhouette']:.2f}, with {best['k']} it is "
+            f"{best['silhouette']:.2f}. Single starts with different seeds agree to {at_three['seed_agreement']:.2f}, "
+            f"clusters of 80 % of the runs to {at_three['subsample_agreement']:.2f} (adjusted Rand index)."
+        )
+    elbow_holds = elbows.count(CLUSTERS) > len(elbows) / 2
+    others_hold = others.count(CLUSTERS) > len(others) / 2
+    verdict: Verdict = "holds" if elbow_holds and others_hold else "does not hold"
+    return Finding(claim, "holds in part" if elbow_holds != others_hold else verdict, why)
+
+
+def _savings(section: Mapping[str, Any] | str) -> list[Finding]:
+    size = f"Pairs across clusters save {SAVINGS[0]:.0%} and pairs within one {SAVINGS[1]:.0%}."
+    sense = "Pairs across clusters get along better than pairs within one."
+    if isinstance(section, str):
+        return [Finding(claim, "cannot be told", section) for claim in (size, sense)]
+    name, compared = next(((key, section["by"][key]) for key in ("given", "own") if key in section["by"]), ("", ""))
+    if isinstance(compared, str):
+        return [Finding(claim, "cannot be told", compared or "no clusters") for claim in (size, sense)]
+    saving, bound = compared["contrast"]["saving"], compared["contrast"]["bound"]
+    rate, slowdown = compared["contrast"]["rate_saving"], compared["contrast"]["overlap_slowdown"]
+    clusters = "the authors' clusters" if name == "given" else "our clusters"
+    sized = all(
+        abs(saving[key] - wanted) <= SAVING_TOLERANCE for key, wanted in zip(("across", "within"), SAVINGS, strict=True)
+    )
+    same = saving["across"] > saving["within"]
+    first = Finding(
+        size,
+        "holds" if sized else ("holds in part" if same and saving["p"] <= CONVINCING_P else "does not hold"),
+        f"By {clusters}, {saving['pairs_across']} pairs across save {saving['across']:.1%} on average (median "
+        f"{saving['across_median']:.1%}) and {saving['pairs_within']} within save {saving['within']:.1%} "
+        f"({saving['within_median']:.1%}); relabelling the tasks gives such a difference with p = {saving['p']:.2f}. "
+        f"Unequal lengths explain part of it: the most that could be saved is {bound['across']:.1%} across and "
+        f"{bound['within']:.1%} within.",
+    )
+    better = rate["across"] > rate["within"] and slowdown["across"] < slowdown["within"]
+    second = Finding(
+        sense,
+        "does not hold" if not better else ("holds" if rate["p"] <= CONVINCING_P else "holds in part"),
+        f"While both run, pairs across save {rate['across']:.1%} and pairs within {rate['within']:.1%} "
+        f"(p = {rate['p']:.2f}); they slow each other down by {slowdown['across']:.1%} and {slowdown['within']:.1%} "
+        f"(p = {slowdown['p']:.2f}). "
+        + ("" if rate["p"] <= CONVINCING_P else "So few pairs cannot show that the cluster matters."),
+    )
+    return [first, second]
+
+
+def _threshold(section: Mapping[str, Any] | str) -> Finding:
+    claim = f"Pairs each below {THRESHOLD:.0f} % utilisation hardly interfere."
+    if isinstance(section, str):
+        return Finding(claim, "cannot be told", section)
+    parts, verdicts = [], []
+    for key, name in (("below", "the pairs"), ("second_matrix", "the second matrix (MPS)")):
+        groups = {row["group"]: row for row in section.get(key, []) if row["threshold"] == THRESHOLD}
+        if "both below" not in groups:
+            continue
+        both = groups["both below"]
+        verdicts.append(both["p90"] <= HARDLY)
+        parts.append(
+            f"In {name}, {both['pairs']} directions with both below {THRESHOLD:.0f} % are slowed down "
+            f"{both['mean']:.2f} times on average, 90 % of them at most {both['p90']:.2f}, the worst "
+            f"{both['worst']:.2f}"
+            + (f"; with none below it is {groups['none below']['mean']:.2f}." if "none below" in groups else ".")
+        )
+    if not verdicts:
+        return Finding(claim, "cannot be told", f"no pair has both utilisations known and below {THRESHOLD:.0f} %")
+    verdict: Verdict = "holds" if all(verdicts) else ("holds in part" if any(verdicts) else "does not hold")
+    return Finding(claim, verdict, " ".join(parts))
+
+
+def _list(values: Any) -> str:
+    return "/".join(map(str, sorted(set(values))))

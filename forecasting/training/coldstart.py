@@ -1,0 +1,305 @@
+"""Fits ``ColdStartClasses`` on single runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from sklearn.linear_model import RidgeCV
+from sklearn.preprocessing import StandardScaler
+
+from cotenant.forecasting.characterisation.clusters import clustered, scaled
+from cotenant.forecasting.characterisation.coldstart import (
+    HIGHEST,
+    LEVELS,
+    LINES,
+    QUANTILES,
+    QUANTITIES,
+    ColdStartClasses,
+    CurvePoints,
+    Descriptors,
+    curve_at,
+    curve_key,
+    normalised,
+)
+from cotenant.forecasting.characterisation.tables import MEMORY, UTIL, Runs
+
+Array = npt.NDArray[np.float64]
+Lines = dict[str, dict[str, tuple[float, float, float]]]
+Residuals = Mapping[str, Array]
+
+_PENALTIES = np.logspace(-3, 3, 13)
+_MIN_FAMILIES = 3
+_MIN_RESIDUALS = 8
+
+
+def fit(runs: Runs, classes: int = 3, seed: int = 0) -> ColdStartClasses:
+    """Fit classes and priors on single runs.
+
+    Args:
+        runs: The runs; ``device_memory_bytes`` must be known. Where there is no column ``util_mean`` (percent) the
+            maximum stands in for it: too high, which is the safe side.
+        classes: Number of classes.
+        seed: Of K-means.
+
+    Raises:
+        ValueError: The device's memory is not known, or there are too few different runs for so many classes.
+    """
+    if runs.device_memory_bytes is None:
+        raise ValueError("device_memory_bytes is not known: memory in percent cannot become bytes without it")
+    table = _fractions(runs.table)
+    points = table[["util_p95", "memory"]].to_numpy(dtype=float)
+    different = len(np.unique(points, axis=0))
+    if different < classes:
+        raise ValueError(f"classes={classes} is not accepted: there are {different} different runs")
+    labels = clustered(scaled(points, "standard"), classes, seed)
+    centres = [points[labels == label].mean(axis=0) for label in range(classes)]
+    widths = [width if width > 0 else 1.0 for width in points.std(axis=0).tolist()]
+    lines = _fit_lines(table)
+    return ColdStartClasses(
+        device_memory_bytes=float(runs.device_memory_bytes),
+        architectures={key: _curve(rows) for key, rows in _by_architecture(table)},
+        families=_offsets(table, lines),
+        lines=lines,
+        errors=_errors(table),
+        centres=tuple((float(util), float(memory)) for util, memory in centres),
+        scale=(widths[0], widths[1]),
+        trained_on=runs.source,
+    )
+
+
+def _fractions(table: pd.DataFrame) -> pd.DataFrame:
+    mean = table["util_mean"].fillna(table[UTIL]) if "util_mean" in table else table[UTIL]
+    return pd.DataFrame(
+        {
+            "family": table["family"].astype(str),
+            "architecture": table["architecture"].astype(str),
+            "kind": table["kind"].astype(str),
+            "batch": np.log2(table["batch"].to_numpy(dtype=float)),
+            "size": np.log2(table["parameters"].to_numpy(dtype=float)) if "parameters" in table else np.nan,
+            "util_mean": mean / 100.0,
+            "util_p95": table[UTIL] / 100.0,
+            "memory": table[MEMORY] / 100.0,
+        }
+    )
+
+
+def _by_architecture(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    keys = [curve_key(a, k) for a, k in zip(table["architecture"], table["kind"], strict=True)]
+    for key, rows in table.groupby(np.array(keys), sort=False):
+        yield str(key), rows
+
+
+def _curve(rows: pd.DataFrame) -> CurvePoints:
+    means = rows.groupby("batch")[list(QUANTITIES)].mean()
+    first = rows.iloc[0]
+    values = {name: tuple(means[name].tolist()) for name in QUANTITIES}
+    return CurvePoints(str(first["family"]), str(first["kind"]), tuple(map(float, means.index)), values)
+
+
+def _fit_lines(table: pd.DataFrame) -> Lines:
+    """Ridge lines; without enough known sizes the line with parameters is the one without."""
+    sized = table[table["size"].notna()]
+    lines: Lines = {level: {} for level in LINES}
+    for name in QUANTITIES:
+        lines["population"][name] = (float(table[name].mean()), 0.0, 0.0)
+        base, per_batch = _ridge(table, name, ["batch"])
+        lines["general"][name] = (base, per_batch, 0.0)
+        enough = sized["family"].nunique() >= _MIN_FAMILIES
+        if enough:
+            base, per_batch, per_size = _ridge(sized, name, ["batch", "size"])
+            lines["general with parameters"][name] = (base, per_batch, per_size)
+        else:
+            lines["general with parameters"][name] = lines["general"][name]
+    return lines
+
+
+def _ridge(table: pd.DataFrame, target: str, features: list[str]) -> tuple[float, ...]:
+    scaler = StandardScaler().fit(table[features].to_numpy(dtype=float))
+    x = scaler.transform(table[features].to_numpy(dtype=float))
+    model = RidgeCV(_PENALTIES).fit(x, table[target].to_numpy(dtype=float))
+    slopes = model.coef_ / scaler.scale_
+    return (float(model.intercept_ - slopes @ scaler.mean_), *map(float, slopes))
+
+
+def _along(lines: Lines, level: str, name: str, table: pd.DataFrame) -> Array:
+    base, per_batch, per_size = lines[level][name]
+    size = table["size"].fillna(0.0).to_numpy(dtype=float)
+    return np.asarray(base + per_batch * table["batch"].to_numpy(dtype=float) + per_size * size)
+
+
+def _offsets(table: pd.DataFrame, lines: Lines) -> dict[str, dict[str, float]]:
+    """Return each family's mean error under the line with parameters; families of unknown size have none."""
+    found = {}
+    for family, rows in table[table["size"].notna()].groupby("family", sort=False):
+        found[normalised(str(family))] = {
+            name: float(np.mean(rows[name] - _along(lines, "general with parameters", name, rows)))
+            for name in QUANTITIES
+        }
+    return found
+
+
+def _errors(table: pd.DataFrame) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Return the error quantiles of every level; a level that cannot be tested has those of the next wider one."""
+    tests: dict[str, Callable[[pd.DataFrame], Iterator[Residuals]]] = {
+        "population": lambda runs: _line_residuals(runs, "population"),
+        "general": lambda runs: _line_residuals(runs, "general"),
+        "general with parameters": lambda runs: _line_residuals(runs[runs["size"].notna()], "general with parameters"),
+        "family": lambda runs: _family_residuals(runs[runs["size"].notna()]),
+        "beyond": lambda runs: _curve_residuals(runs, inside=False),
+        "architecture": lambda runs: _curve_residuals(runs, inside=True),
+    }
+    errors: dict[str, dict[str, tuple[float, ...]]] = {}
+    wider = {name: tuple(-1.0 if q < 0.5 else (0.0 if q == 0.5 else 1.0) for q in QUANTILES) for name in QUANTITIES}
+    for level in reversed(LEVELS):
+        parts = list(tests[level](table))
+        pooled = {name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0) for name in QUANTITIES}
+        if len(pooled["memory"]) >= _MIN_RESIDUALS:
+            weights = np.concatenate([np.full(len(part["memory"]), 1 / len(part["memory"])) for part in parts])
+            wider = {name: _quantiles(pooled[name], weights, len(parts)) for name in QUANTITIES}
+        errors[level] = wider
+    return errors
+
+
+def _line_residuals(table: pd.DataFrame, level: str) -> Iterator[Residuals]:
+    if table["family"].nunique() < _MIN_FAMILIES:
+        return
+    for family in table["family"].unique():
+        held, rest = table[table["family"] == family], table[table["family"] != family]
+        lines = _fit_lines(rest)
+        yield {name: _residual(held[name], _along(lines, level, name, held)) for name in QUANTITIES}
+
+
+def _family_residuals(table: pd.DataFrame) -> Iterator[Residuals]:
+    """Leave one architecture of a family with several out."""
+    for family, rows in table.groupby("family", sort=False):
+        names = rows["architecture"].unique()
+        for name in names if len(names) > 1 else ():
+            held = rows[rows["architecture"] == name]
+            rest = table[(table["family"] != family) | (table["architecture"] != name)]
+            lines = _fit_lines(rest)
+            offset = _offsets(rest, lines)[normalised(str(family))]
+            yield {
+                quantity: _residual(
+                    held[quantity], _along(lines, "general with parameters", quantity, held) + offset[quantity]
+                )
+                for quantity in QUANTITIES
+            }
+
+
+def _curve_residuals(table: pd.DataFrame, inside: bool) -> Iterator[Residuals]:
+    """Leave one batch size of an architecture with several out: those inside its curve, or its two ends."""
+    for _, rows in _by_architecture(table):
+        known = np.unique(rows["batch"])
+        sizes = known[1:-1] if inside else known[[0, -1]]
+        if len(known) < 2 or not len(sizes):
+            continue
+        parts: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+        for size in sizes:
+            held, rest = rows[rows["batch"] == size], _curve(rows[rows["batch"] != size])
+            predicted = curve_at(rest, float(size))
+            for name in QUANTITIES:
+                parts[name] += (held[name] - predicted[name]).tolist()
+        yield {name: np.array(values) for name, values in parts.items()}
+
+
+def _residual(actual: pd.Series[float], predicted: Array) -> Array:
+    return np.asarray(actual.to_numpy(dtype=float) - np.clip(predicted, 0.0, 1.0))
+
+
+def _quantiles(residuals: Array, weights: Array, groups: int) -> tuple[float, ...]:
+    """Return weighted quantiles (every group weighs the same), taken further out because the groups are few.
+
+    With g groups a level q is replaced by q + (q − ½)/g, the correction of split conformal prediction with a group in
+    the place of a point; beyond the last residual it stays there.
+    """
+    order = np.argsort(residuals)
+    places = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
+    levels = np.clip([q + (q - 0.5) / groups for q in QUANTILES], 0.0, 1.0)
+    return tuple(float(value) for value in np.interp(levels, places, residuals[order]))
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStartScore:
+    """How good the priors are for runs that the model had not seen.
+
+    Attributes:
+        runs: Number of runs.
+        mae: Quantity → mean absolute error of the middle, in percentage points.
+        coverage: Quantity → part of the runs inside the 80 % interval.
+        width: Quantity → mean width of that interval, in percentage points.
+        reserved: Part of the runs whose memory is within what ``prior`` would reserve.
+        classes: Part of the runs whose class is the one that their measured values belong to.
+    """
+
+    runs: int
+    mae: Mapping[str, float]
+    coverage: Mapping[str, float]
+    width: Mapping[str, float]
+    reserved: float
+    classes: float
+
+
+def unseen_families(runs: Runs, classes: int = 3) -> ColdStartScore:
+    """Score priors of families that were left out of the fit, one family at a time.
+
+    Raises:
+        ValueError: There are fewer than four families: what is left cannot say how wrong it is.
+    """
+    families = list(dict.fromkeys(runs.table["family"]))
+    if len(families) <= _MIN_FAMILIES:
+        raise ValueError(f"there are {len(families)} families; more than {_MIN_FAMILIES} are needed to leave one out")
+    folds = [(runs.table["family"] == family).to_numpy() for family in families]
+    return _score(runs, folds, classes)
+
+
+def unseen_batches(runs: Runs, classes: int = 3) -> ColdStartScore:
+    """Score priors of batch sizes inside a measured architecture's curve, left out of the fit one at a time.
+
+    Raises:
+        ValueError: No architecture has three batch sizes.
+    """
+    folds = []
+    keys = [curve_key(a, k) for a, k in zip(runs.table["architecture"], runs.table["kind"], strict=True)]
+    for key in dict.fromkeys(keys):
+        own = np.array([other == key for other in keys])
+        inner = np.unique(runs.table["batch"][own])[1:-1]
+        folds += [own & (runs.table["batch"] == batch).to_numpy() for batch in inner]
+    if not folds:
+        raise ValueError("no architecture has three batch sizes, so none can be left out between two others")
+    return _score(runs, folds, classes)
+
+
+def _score(runs: Runs, folds: Sequence[npt.NDArray[np.bool_]], classes: int) -> ColdStartScore:
+    gaps: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+    inside: dict[str, list[bool]] = {name: [] for name in QUANTITIES}
+    widths: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+    reserved, right = [], []
+    for held in folds:
+        model = fit(replace(runs, table=runs.table[~held].reset_index(drop=True)), classes)
+        for row, actual in zip(
+            runs.table[held].itertuples(), _fractions(runs.table[held]).to_dict("records"), strict=True
+        ):
+            size = getattr(row, "parameters", None)
+            job = Descriptors(str(row.family), str(row.architecture), str(row.kind), float(str(row.batch)), size)
+            found = model.describe(job)
+            memory = tuple(value / model.device_memory_bytes for value in found.memory_bytes)
+            quantiles = {"util_mean": found.util_mean, "util_p95": found.util_p95, "memory": memory}
+            for name, values in quantiles.items():
+                low, middle, high = values[1], values[2], values[3]
+                gaps[name].append(abs(middle - actual[name]) * 100)
+                inside[name].append(low - 1e-9 <= actual[name] <= high + 1e-9)
+                widths[name].append((high - low) * 100)
+            reserved.append(actual["memory"] <= memory[HIGHEST] + 1e-9)
+            right.append(found.class_id == model.nearest(actual["util_p95"], actual["memory"]))
+    return ColdStartScore(
+        len(reserved),
+        {name: float(np.mean(values)) for name, values in gaps.items()},
+        {name: float(np.mean(values)) for name, values in inside.items()},
+        {name: float(np.mean(values)) for name, values in widths.items()},
+        float(np.mean(reserved)),
+        float(np.mean(right)),
+    )
