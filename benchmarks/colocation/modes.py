@@ -86,14 +86,18 @@ class DutyMode(Mode):
 
 
 class MpsMode(Mode):
-    """One MPS server for all members: their work runs on the device at the same time, nobody is capped."""
+    """One MPS server for all members: their work runs on the device at the same time, nobody is capped.
+
+    Attributes:
+        daemon: The private daemon, running between ``start`` and ``stop``.
+    """
 
     name = "mps"
     limits_memory = True
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
-        self._daemon = MpsDaemon(device.identity().get("gpu_uuid"))
+        self.daemon = MpsDaemon(device.identity().get("gpu_uuid"))
 
     def available(self) -> tuple[bool, str]:
         """See ``Mode.available``. Whether clients are accepted shows when the first one starts."""
@@ -103,7 +107,7 @@ class MpsMode(Mode):
 
     def member_env(self, share: float | None = None, memory_bytes: int | None = None) -> dict[str, str]:
         """See ``Mode.member_env``; RuntimeError before ``start``."""
-        env = super().member_env(share, memory_bytes) | self._daemon.environment
+        env = super().member_env(share, memory_bytes) | self.daemon.environment
         if share is not None:
             env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{share * 100:.4g}"
         if memory_bytes is not None:
@@ -112,19 +116,19 @@ class MpsMode(Mode):
 
     def start(self) -> None:
         """See ``Mode.start``; ``MpsError`` when the daemon does not start."""
-        self._daemon.start()
+        self.daemon.start()
 
     def stop(self) -> None:
         """See ``Mode.stop``."""
-        self._daemon.stop()
+        self.daemon.stop()
 
     def check(self) -> None:
         """See ``Mode.check``."""
-        self._daemon.check()
+        self.daemon.check()
 
     def terminate_client(self, pid: int) -> None:
         """See ``Mode.terminate_client``."""
-        self._daemon.terminate_client(pid)
+        self.daemon.terminate_client(pid)
 
 
 class MpsCapMode(MpsMode):
