@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 
 from cotenant.forecasting.datasets.colocation import Tables, observations
+from cotenant.forecasting.datasets.columns import MODES
 from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.types import DemandProfile
 
-UNCAPPED = ("timeslice", "mps")
 BINS = ((0.0, 0.9), (0.9, 1.1), (1.1, 1.5), (1.5, math.inf))
 UNEQUAL = 0.1  # utilisations that differ by less count as equal
 
@@ -266,9 +266,10 @@ def rejected_fraction(tables: Tables, gpu_type: str, mode: str) -> float:
 
 
 def modes(tables: Tables, gpu_type: str) -> list[str]:
-    """The modes in which sets were measured, in the order of the table."""
+    """The modes in which sets were measured, the one that needs nothing first."""
     frame = tables.pairs
-    return list(dict.fromkeys(frame[(frame["gpu_type"] == gpu_type) & frame["throughput"].notna()]["mode"].tolist()))
+    measured = set(frame[(frame["gpu_type"] == gpu_type) & frame["throughput"].notna()]["mode"].tolist())
+    return [mode for mode in MODES if mode in measured]
 
 
 def _number(value: float) -> float | None:

@@ -185,7 +185,14 @@ def _pairs(page: Page, pairs: Sequence[analysis.MeasuredSet], scope: str) -> Non
     page.table(
         ("U", "pairs", "median slowdown", "worst slowdown", "median saving", "pairs that lost time"),
         (
-            (_range(b), f"{b.pairs}", f"{b.slowdown:.2f}", f"{b.worst_slowdown:.2f}", f"{b.saving:.2f}", f"{b.lost}")
+            (
+                _range(b),
+                f"{b.pairs}",
+                f"{b.slowdown:.2f}",
+                f"{b.worst_slowdown:.2f}",
+                _plain(b.saving),
+                f"{b.lost}",
+            )
             for b in analysis.bins(pairs)
         ),
     )
@@ -219,8 +226,8 @@ def _extremes(pairs: Sequence[analysis.MeasuredSet]) -> str:
             f"the lightest of them at U = {min(one.util_sum for one in lost):.2f}."
         )
     return (
-        f"{verdict} Largest saving: {best.saving[0]:.2f} ({' + '.join(best.names)}, U = {best.util_sum:.2f}); "
-        f"smallest: {worst.saving[0]:.2f} ({' + '.join(worst.names)}, U = {worst.util_sum:.2f})."
+        f"{verdict} Largest saving: {_plain(best.saving[0])} ({' + '.join(best.names)}, U = {best.util_sum:.2f}); "
+        f"smallest: {_plain(worst.saving[0])} ({' + '.join(worst.names)}, U = {worst.util_sum:.2f})."
     )
 
 
@@ -272,6 +279,10 @@ def _range(one: analysis.Bin) -> str:
     if one.above == 0.0:
         return f"≤ {one.up_to:g}"
     return f"> {one.above:g}" if one.up_to == float("inf") else f"{one.above:g} – {one.up_to:g}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−")
 
 
 def _signed(value: float) -> str:
