@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from cotenant.actors.devices.base import DeviceBackend, DeviceSample, JobSample
-from cotenant.actors.reports import JobReport
+from cotenant.actors.reports import Descriptors, JobReport
+from cotenant.actors.tracks import DeviceTrack, Progress, Told, Track
 from cotenant.configs.settings import ProfilerSettings
-from cotenant.forecasting.types import Reading, Signature
+from cotenant.forecasting.types import Signature
 from cotenant.placement.types import Share
 
 ABSURD_UTIL = 1.5  # of the device
 ABSURD_MEMORY = 2.0  # times what the hardware has
-STALLED_STEPS = 2.0  # a job without a new step counts as stalled after this many of its own step times
+_SILENT = JobReport(None, None, None, controls="", processes=0)
+_NO_HINTS = Descriptors()
 
 
 class Profiler:
@@ -52,10 +53,10 @@ class Profiler:
         }
         self._window_began_s = monotonic()
         self._sampled_s: float | None = None
-        self._tracks: dict[tuple[str, str], _Track] = {}
+        self._tracks: dict[tuple[str, str], Track] = {}
         self._present: frozenset[tuple[str, str]] = frozenset()  # in the last sample
-        self._progress: dict[str, _Progress] = {}
-        self._devices = {gpu_id: _DeviceTrack() for gpu_id in self._memory_limit}
+        self._progress: dict[str, Progress] = {}
+        self._devices = {gpu_id: DeviceTrack() for gpu_id in self._memory_limit}
 
     def tick(self) -> None:
         """Take one sample."""
@@ -75,12 +76,18 @@ class Profiler:
         for key in self._tracks.keys() - self._present:
             self._tracks[key].forget_counters()
 
-    def collect(self, reports: Mapping[str, JobReport], shares: Mapping[str, Sequence[Share]]) -> list[Signature]:
+    def collect(
+        self,
+        reports: Mapping[str, JobReport],
+        shares: Mapping[str, Sequence[Share]],
+        hints: Mapping[str, Descriptors] | None = None,
+    ) -> list[Signature]:
         """End the window.
 
         Args:
             reports: What the jobs' shims say now, by job id; a job that says nothing is absent.
             shares: The shares of every job of this host now, by job id.
+            hints: What the jobs' hints say of them, by job id.
 
         Returns:
             One signature per job and GPU: for every job that was sampled in the window, and for every job that was
@@ -91,12 +98,14 @@ class Profiler:
         start_s = self._clock() - window_s
         granted = {(job_id, share.gpu_id): share for job_id, held in shares.items() for share in held}
         progress = {job_id: self._advance(job_id, report, now) for job_id, report in reports.items()}
+        activities = {gpu_id: track.activity() for gpu_id, track in self._devices.items()}
         signatures = []
         for key, track in sorted(self._tracks.items()):
             if track.samples == 0 and key not in granted:
                 continue
             job_id, gpu_id = key
-            step_rate, throttled = progress.get(job_id, (None, None))
+            told, report = progress.get(job_id, Told()), reports.get(job_id, _SILENT)
+            hint = _NO_HINTS if hints is None else hints.get(job_id, _NO_HINTS)
             share = granted.get(key)
             util_mean, util_peak = track.utilisation()
             signatures.append(
@@ -110,11 +119,20 @@ class Profiler:
                     util_peak=util_peak,
                     memory_bytes=track.memory.last,
                     memory_peak_bytes=track.memory.peak,
-                    step_rate=step_rate,
-                    throttled_fraction=throttled,
+                    step_rate=told.rate,
+                    throttled_fraction=told.throttled,
                     host_cores=track.host.mean(),
                     neighbours=sum(other[1] == gpu_id and other[0] != job_id for other in granted),
                     compute_share=None if share is None else share.compute,
+                    memory_growth_bytes_s=track.memory_growth(),
+                    step_time_p50_s=told.step_p50_s,
+                    step_time_p95_s=told.step_p95_s,
+                    read_bytes_s=track.read.mean(),
+                    write_bytes_s=track.written.mean(),
+                    batch_size=hint.batch_size or report.batch_size,
+                    framework=hint.framework or report.framework,
+                    device=activities[gpu_id],
+                    mix=report.mix,
                 )
             )
         self._begin_window(granted.keys() | self._present, shares.keys() | reports.keys())
@@ -129,14 +147,21 @@ class Profiler:
         track.newest = device
         self._reject_unless(track.util.add(device.util, interval_s, ABSURD_UTIL))
         self._reject_unless(track.memory.add(device.memory_bytes, interval_s, self._memory_limit[device.gpu_id]))
+        if device.activity is not None:
+            self.rejected += track.add_activity(device.activity, interval_s)
 
     def _take_job(self, job: JobSample, at_s: float, interval_s: float) -> None:
-        track = self._tracks.setdefault((job.job_id, job.gpu_id), _Track())
+        track = self._tracks.setdefault((job.job_id, job.gpu_id), Track())
         track.samples += 1
         self._reject_unless(track.busy.add(job.busy_s, at_s, ABSURD_UTIL))
         self._reject_unless(track.util.add(job.util, interval_s, ABSURD_UTIL))
-        self._reject_unless(track.memory.add(job.memory_bytes, interval_s, self._memory_limit[job.gpu_id]))
+        self._reject_unless(track.add_memory(job.memory_bytes, at_s, interval_s, self._memory_limit[job.gpu_id]))
         self._reject_unless(track.host.add(job.host_busy_s, at_s, None))
+        # Read now and then only: a sample without them is no gap.
+        if job.read_bytes is not None:
+            self._reject_unless(track.read.add(job.read_bytes, at_s, None))
+        if job.write_bytes is not None:
+            self._reject_unless(track.written.add(job.write_bytes, at_s, None))
 
     def _reject_unless(self, believable: bool) -> None:
         if not believable:
@@ -152,192 +177,8 @@ class Profiler:
         for device in self._devices.values():
             device.close()
 
-    def _advance(self, job_id: str, report: JobReport, now: float) -> tuple[Reading, Reading]:
-        """Take in a job's report; returns its step rate and the fraction of the time it was throttled."""
+    def _advance(self, job_id: str, report: JobReport, now: float) -> Told:
+        """Take in a job's report; returns what it says of the window."""
         last = self._progress.get(job_id)
-        new = _Progress.of(report, now)
-        self._progress[job_id] = new
-        if last is None or now <= last.at_s:
-            return None, None
-        throttled = _growth(last.throttled_s, new.throttled_s)
-        fraction = None if throttled is None else min(1.0, throttled / (now - last.at_s))
-        return new.rate_since(last), fraction
-
-
-@dataclass(slots=True)
-class _Counter:
-    """The mean rate of a counter over a window: the sum of its believable steps over the sum of their times.
-
-    Inside a window missing readings are bridged, because the counter went on; from one window to the next they are
-    not, because the step would belong to both.
-    """
-
-    base: tuple[float, float] | None = None  # time and value of the last reading
-    grown: float = 0.0
-    time_s: float = 0.0
-    peak: Reading = None
-    missing: bool = True  # the last reading was
-    backwards: bool = False
-
-    def add(self, value: Reading, at_s: float, limit: float | None) -> bool:
-        """Take in a reading; False when it is rejected. ``limit`` is the largest believable rate."""
-        self.missing = value is None
-        if value is None:
-            return True
-        base, self.base = self.base, (at_s, value)
-        if base is None:
-            return True
-        time_s, grown = at_s - base[0], value - base[1]
-        if grown < 0:
-            self.backwards = True  # whose counter it is now, and was until now, is unknown: so is the window
-            return False
-        rate = grown / time_s
-        if limit is not None and rate > limit:
-            return False
-        self.grown += grown
-        self.time_s += time_s
-        self.peak = rate if self.peak is None else max(self.peak, rate)
-        return True
-
-    def known(self) -> bool:
-        return self.time_s > 0 and not self.backwards
-
-    def mean(self) -> Reading:
-        return self.grown / self.time_s if self.known() else None
-
-    def next(self) -> _Counter:
-        return _Counter() if self.missing else _Counter(base=self.base, missing=False)
-
-
-@dataclass(slots=True)
-class _Level:
-    """Mean, last and largest of a reading that is not a counter."""
-
-    total: float = 0.0
-    time_s: float = 0.0
-    last: Reading = None
-    peak: Reading = None
-
-    def add(self, value: Reading, interval_s: float, limit: float) -> bool:
-        """Take in a reading that stands for the interval before it; False when it is rejected."""
-        if value is None:
-            self.last = None
-            return True
-        if not 0 <= value <= limit:
-            return False
-        self.total += value * interval_s
-        self.time_s += interval_s
-        self.last = value
-        self.peak = value if self.peak is None else max(self.peak, value)
-        return True
-
-    def mean(self) -> Reading:
-        return self.total / self.time_s if self.time_s > 0 else None
-
-
-@dataclass(slots=True)
-class _Track:
-    """One job on one GPU in one window."""
-
-    busy: _Counter = field(default_factory=_Counter)
-    host: _Counter = field(default_factory=_Counter)
-    util: _Level = field(default_factory=_Level)
-    memory: _Level = field(default_factory=_Level)
-    samples: int = 0
-
-    def utilisation(self) -> tuple[Reading, Reading]:
-        """Mean and peak, from the counter where there is one. A hair above 1 is the clocks' doing and cut off."""
-        if self.busy.known():
-            mean, peak = self.busy.mean(), self.busy.peak
-        elif self.busy.backwards:
-            mean = peak = None
-        else:
-            mean, peak = self.util.mean(), self.util.peak
-        return (None if mean is None else min(1.0, mean)), (None if peak is None else min(1.0, peak))
-
-    def forget_counters(self) -> None:
-        """Compare nothing that comes with anything that was."""
-        self.busy.base = self.host.base = None
-
-    def next(self) -> _Track:
-        return _Track(busy=self.busy.next(), host=self.host.next())
-
-
-@dataclass(slots=True)
-class _DeviceTrack:
-    """One GPU: this window's readings, the last window's, and the newest sample."""
-
-    newest: DeviceSample | None = None
-    util: _Level = field(default_factory=_Level)
-    memory: _Level = field(default_factory=_Level)
-    closed: tuple[Reading, Reading] | None = None
-
-    def close(self) -> None:
-        self.closed = (self.util.mean(), self.memory.last)
-        self.util, self.memory = _Level(), _Level()
-
-    def reading(self) -> DeviceSample:
-        assert self.newest is not None
-        util, memory = (self.util.mean(), self.memory.last) if self.closed is None else self.closed
-        if self.newest.lost:
-            util = memory = None
-        return replace(self.newest, util=None if util is None else min(1.0, util), memory_bytes=memory)
-
-
-@dataclass(slots=True)
-class _Progress:
-    """How far a job was, by its own report at ``at_s``.
-
-    Attributes:
-        at_s: When the report was read.
-        steps: Steps so far.
-        throttled_s: Seconds throttled so far.
-        last_step_s: When the last step ended.
-        told_s: The moment up to which the step rate has been told: the end of a step, or of a window without one.
-        step_time_s: What a step took when last measured.
-    """
-
-    at_s: float
-    steps: int | None
-    throttled_s: float | None
-    last_step_s: Reading
-    told_s: Reading
-    step_time_s: Reading = None
-
-    @classmethod
-    def of(cls, report: JobReport, now: float) -> _Progress:
-        last_step_s = None if report.last_step_age_s is None else now - report.last_step_age_s
-        return cls(now, report.steps, report.throttled_s, last_step_s, last_step_s)
-
-    def rate_since(self, last: _Progress) -> Reading:
-        """Steps per second, from the end of a step to the end of a step: so a second with two steps is exact too."""
-        steps = _growth(last.steps, self.steps)
-        if steps is None:
-            return None
-        self.step_time_s = last.step_time_s
-        if last.steps == 0:
-            return None  # the first steps began at an unknown moment
-        if self.last_step_s is None or last.told_s is None:
-            return steps / (self.at_s - last.at_s)
-        if steps == 0:
-            self.told_s = last.told_s
-            return self._rate_without_step(self.last_step_s)
-        took_s = self.last_step_s - last.told_s
-        if took_s <= 0:
-            return None
-        self.step_time_s = took_s / steps
-        return 1.0 / self.step_time_s
-
-    def _rate_without_step(self, last_step_s: float) -> Reading:
-        """0 when a step is overdue; None while one may be under way."""
-        if self.step_time_s is None or self.at_s - last_step_s < STALLED_STEPS * self.step_time_s:
-            return None
-        self.told_s = self.at_s  # the pause has been told and must not slow the next steps as well
-        return 0.0
-
-
-def _growth(before: float | None, after: float | None) -> float | None:
-    """How much a counter has grown; None when it is not known, or fell because it began anew."""
-    if before is None or after is None or after < before:
-        return None
-    return after - before
+        self._progress[job_id] = new = Progress.of(report, now)
+        return Told() if last is None or now <= last.at_s else new.since(last)

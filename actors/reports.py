@@ -4,6 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cotenant.forecasting.types import OperatorMix
+
+
+@dataclass(frozen=True, slots=True)
+class RecentSteps:
+    """The last steps of one process of a job.
+
+    Attributes:
+        pid: The process.
+        steps: Its steps so far.
+        seconds: How long the last of them took, the newest last; not all steps are there.
+    """
+
+    pid: int
+    steps: int
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """What a job says of itself in its hints; None = it does not."""
+
+    batch_size: int | None = None
+    framework: str | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
@@ -15,6 +40,10 @@ class JobReport:
         last_step_age_s: Seconds between the job's last step and the moment this report was read.
         controls: What holds the job's share and what cannot be held, in words.
         processes: Number of processes that report.
+        recent: The last steps of the processes whose steps are counted.
+        mix: Classes of operators, as last measured.
+        batch_size: Samples per step, as observed with the mix.
+        framework: "torch" once a process reports.
     """
 
     steps: int | None
@@ -22,3 +51,7 @@ class JobReport:
     last_step_age_s: float | None
     controls: str
     processes: int
+    recent: tuple[RecentSteps, ...] = ()
+    mix: OperatorMix | None = None
+    batch_size: int | None = None
+    framework: str | None = None

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cotenant.forecasting.types import Reading
+from cotenant.forecasting.types import DeviceActivity, Reading
+from cotenant.forecasting.versions import restore
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class JobSample:
     utilisation over any interval follows: one second a second is the whole device, however many cores it has. ``util``
     is used instead by devices that only report a ratio. ``host_busy_s`` is a counter of CPU seconds used outside the
     device; a job on several GPUs has an equal part of it on each, so that the sum over its GPUs is the job's.
+
+    ``read_bytes`` and ``write_bytes`` are counters of what the job read from and wrote to files, divided in the same
+    way. They may be read less often than the others: None in a sample in which they were not.
     """
 
     job_id: str
@@ -52,17 +56,27 @@ class JobSample:
     util: Reading
     memory_bytes: Reading
     host_busy_s: Reading
+    read_bytes: Reading = None
+    write_bytes: Reading = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """One reading of one GPU as a whole. ``lost`` = the device is gone and must be drained."""
+    """One reading of one GPU as a whole. ``lost`` = the device is gone and must be drained.
+
+    ``activity`` is what else the device says, each value the mean since the sample before; its ``util`` is not used.
+    """
 
     gpu_id: str
     util: Reading
     memory_bytes: Reading
     lost: bool = False
     note: str = ""
+    activity: DeviceActivity | None = None
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """See ``versions.restore``."""
+        restore(self, state)
 
 
 @dataclass(frozen=True, slots=True)

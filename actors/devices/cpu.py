@@ -28,6 +28,7 @@ MEMORY_FRACTION = 0.80  # of the host, when no budget is set: the rest is for th
 FOREIGN_PERIOD_S = 1.0
 FOREIGN_NOTE_CORES = 0.10  # the clock behind it is exact to 0.03 over a second
 MAX_PASS_S = 0.005
+IO_PERIOD_S = 0.5  # often enough for a window of a second, seldom enough to cost nothing
 _MIN_INTERVAL_S = 0.001
 
 
@@ -97,6 +98,8 @@ class CpuBackend:
         self._trees = Trees(processes or ProcessTable())
         self._core_clocks: CoreClocks | None = CoreClocks()
         self._next_scan_s = 0.0
+        self._next_io_s = 0.0
+        self._io_read = False  # in the present pass
         self._reused = _reuse_notes(self._gpus)
         self._last: tuple[float, dict[str, int]] | None = None
         self._util: dict[str, float | None] = {gpu.gpu_id: None for gpu in self._gpus}
@@ -137,6 +140,11 @@ class CpuBackend:
         before = self._clock()
         if before >= self._next_scan_s:
             self._next_scan_s = before + self._trees.scan()
+            before = self._clock()
+        self._io_read = before >= self._next_io_s
+        if self._io_read:
+            self._next_io_s = before + IO_PERIOD_S
+            self._trees.see_io()
             before = self._clock()
         self._trees.read()
         after = self._clock()
@@ -187,6 +195,7 @@ class CpuBackend:
     def _job_sample(self, tree: JobTree, gpu_id: str) -> JobSample:
         if not tree.readable:
             return JobSample(tree.job_id, gpu_id, busy_s=None, util=None, memory_bytes=None, host_busy_s=None)
+        io_bytes = tree.io_bytes if self._io_read else None
         return JobSample(
             job_id=tree.job_id,
             gpu_id=gpu_id,
@@ -194,6 +203,8 @@ class CpuBackend:
             util=None,
             memory_bytes=float(tree.memory_bytes(gpu_id)),
             host_busy_s=tree.host_ns / 1e9 / len(tree.slices),
+            read_bytes=None if io_bytes is None else io_bytes[0] / len(tree.slices),
+            write_bytes=None if io_bytes is None else io_bytes[1] / len(tree.slices),
         )
 
 

@@ -52,6 +52,8 @@ class JobTree:
         members: Its processes by number.
         roots: Those roots that live, as far as is known.
         unopened: Processes that could not be held open for lack of file descriptors.
+        io_bytes: Bytes read and written by its processes, as of the last look; None when there was none, or was not
+            allowed.
     """
 
     job_id: str
@@ -62,6 +64,9 @@ class JobTree:
     roots: set[int] = field(default_factory=set)
     sessions: set[int] = field(default_factory=set)
     unopened: set[int] = field(default_factory=set)
+    io_bytes: tuple[int, int] | None = None
+    _io_counted: tuple[int, int] = (0, 0)
+    _io_sum: tuple[int, int] | None = None  # over its living processes
     # Parents of the members that ended since the last look at the stat lines, and of those that ended before it.
     _ended: dict[int, int] = field(default_factory=dict)
     _ended_before: dict[int, int] = field(default_factory=dict)
@@ -131,6 +136,33 @@ class JobTree:
             pid = parents.pop(pid)
         return self.members.get(pid)
 
+    def see_io(self) -> None:
+        """Bring ``io_bytes`` up to date.
+
+        A process takes over what its ended children had once it has waited for them, so the sum over the living is
+        the job's, except for children that nobody of the job waited for: they make it fall, which counts as nothing.
+        """
+        seen = [0, 0]
+        for member in self.members.values():
+            try:
+                io_bytes = member.process.io_bytes()
+            except ProcessLookupError:
+                continue  # the next read finds out
+            if io_bytes is None:
+                self.io_bytes = self._io_sum = None
+                return
+            seen[0] += io_bytes[0]
+            seen[1] += io_bytes[1]
+        before, self._io_sum = self._io_sum or (seen[0], seen[1]), (seen[0], seen[1])
+        self.io_bytes = self._io_counted = (
+            self._io_counted[0] + max(0, seen[0] - before[0]),
+            self._io_counted[1] + max(0, seen[1] - before[1]),
+        )
+
+    def forget_io(self) -> None:
+        """What the processes read and wrote up to now is not the job's."""
+        self._io_sum = None
+
     def see(self) -> None:
         """Read what changes seldom: parents, and the time of children that have ended."""
         self._ended_before, self._ended = self._ended, {}
@@ -167,6 +199,7 @@ class Trees:
             if root.session == root_pid:
                 tree.sessions.add(root_pid)
         self._adopt_owned(tree, self._links, from_now=True)
+        tree.forget_io()
 
     def unwatch(self, job_id: str) -> None:
         """Forget a job; unknown ids are ignored."""
@@ -187,6 +220,11 @@ class Trees:
         for tree in self.jobs.values():
             tree.see()
         return min(SCAN_MAX_S, (time.thread_time() - begin) / SCAN_BUDGET)
+
+    def see_io(self) -> None:
+        """Bring what the jobs have read and written up to date."""
+        for tree in self.jobs.values():
+            tree.see_io()
 
     def read(self) -> None:
         """Bring the counters of all jobs up to date."""
