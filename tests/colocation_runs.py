@@ -174,7 +174,7 @@ class Machine:
                 "step_p99_s": 1.3 * step_s,
                 "step_cv": 0.1,
                 # The same work in every step: only a faster or slower device changes it.
-                "busy_s": int(rate * WINDOW_S) * what.util / (what.rate * speed),
+                "busy_s": rate * WINDOW_S * what.util / (what.rate * speed),
                 "util_mean": min(1.0, what.util * n),
                 "util_peak": min(1.0, what.util * n * 1.1),
                 "wait_s": 0.1,

@@ -133,10 +133,11 @@ def _counts(tables: Tables, gpu_type: str) -> str:
     workloads = tables.solo[tables.solo["gpu_type"] == gpu_type]["member"].nunique()
     pairs = tables.pairs[tables.pairs["gpu_type"] == gpu_type]
     sets = pairs[["mode", "shares", "set", "size", "fits"]].drop_duplicates()
-    sizes = ", ".join(f"{count} of {size} members" for size, count in sorted(Counter(sets["size"].tolist()).items()))
+    sizes = Counter(sets["size"].tolist())
+    by_size = ", ".join(f"{count} of {size} members" for size, count in sorted(sizes.items())) or "nothing was shared"
     total = rejected.total()
     return (
-        f"{workloads} workloads; {len(sets)} sets by mode and shares ({sizes}), {int((~sets['fits']).sum())} of them "
+        f"{workloads} workloads; {len(sets)} sets by mode and shares ({by_size}), {int((~sets['fits']).sum())} of them "
         f"did not fit into memory. {len(samples)} windows of a member, {total} rejected "
         f"({100 * total / len(samples):.1f} %): {rules}."
     )

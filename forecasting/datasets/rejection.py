@@ -76,7 +76,8 @@ def _effort(row: Row, device: str) -> float | None:
     """Seconds a step costs, whatever the member waits for: the device does the same work in each."""
     if device == "cpu":
         busy: float | None = row["busy_s"]
-        return None if busy is None else busy / row["steps"]
+        # By the rate, not by the steps: a step more or less at the edges of the window is several percent of few.
+        return None if busy is None else busy / (row["rate"] * row["window_s"])
     step: float | None = row["step_p50_s"]
     return step
 
