@@ -162,8 +162,9 @@ def spoil(machine: Machine, position: int, **changes: float | None) -> None:
     for row in machine.rows:
         if row["position"] == position and row["slot"] == 0:
             row.update({name: value for name, value in changes.items() if name != "times"})
-            if "times" in changes:
+            if "times" in changes:  # more or fewer steps of the same cost
                 row["rate"] *= changes["times"]
+                row["busy_s"] *= changes["times"]
 
 
 RULES: dict[str, tuple[int, dict[str, float | None], str]] = {
