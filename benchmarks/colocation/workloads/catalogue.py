@@ -150,20 +150,20 @@ _THUMBNAIL = 32
 
 _CPU = (
     # Mostly waiting.
-    Configuration(REINFORCEMENT, "cartpole", 16, 160, 2, 0, Environments(latency_s=0.0037, horizon=16)),
-    Configuration(IMAGES, "lenet", 32, 16, 2, _THUMBNAIL, Storage(rate=500.0)),
-    Configuration(INFERENCE, "mobilenet", 1, 32, 2, 96, Clients(count=2, think_s=0.06), variant="serve"),
+    Configuration(REINFORCEMENT, "cartpole", 16, 160, 2, 0, Environments(latency_s=0.0042, horizon=16)),
+    Configuration(IMAGES, "lenet", 32, 16, 2, _THUMBNAIL, Storage(rate=400.0)),
+    Configuration(INFERENCE, "mobilenet", 1, 32, 2, 96, Clients(count=2, think_s=0.07), variant="serve"),
     # Between.
-    Configuration(INFERENCE, "bert", 8, 128, 2, 48, Arrivals(rate=200.0, gather_s=0.06), variant="serve"),
-    Configuration(IMAGES, "mobilenet", 48, 12, 1, _THUMBNAIL, Storage(rate=900.0)),
-    Configuration(IMAGES, "efficientnet", 24, 8, 1, _THUMBNAIL, Storage(rate=1500.0, ahead=0), variant="sync"),
-    Configuration(IMAGES, "resnet", 16, 12, 1, _THUMBNAIL, Storage(rate=1000.0, ahead=0), variant="sync"),
-    Configuration(SEGMENTATION, "unet", 4, 8, 3, 64, Storage(rate=104.0)),
+    Configuration(INFERENCE, "bert", 8, 128, 4, 48, Arrivals(rate=220.0, gather_s=0.06), variant="serve"),
+    Configuration(IMAGES, "mobilenet", 48, 12, 1, _THUMBNAIL, Storage(rate=560.0)),
+    Configuration(IMAGES, "efficientnet", 24, 8, 1, _THUMBNAIL, Storage(rate=1150.0, ahead=0), variant="sync"),
+    Configuration(IMAGES, "resnet", 16, 12, 1, _THUMBNAIL, Storage(rate=900.0, ahead=0), variant="sync"),
+    Configuration(SEGMENTATION, "unet", 4, 8, 3, 64, Storage(rate=80.0)),
     # Mostly computing.
-    Configuration(GAN, "dcgan", 16, 20, 0, _THUMBNAIL, Storage(rate=370.0)),
+    Configuration(GAN, "dcgan", 16, 20, 0, _THUMBNAIL, Storage(rate=375.0)),
     Configuration(SEGMENTATION, "unet", 8, 8, 2, 48, Storage(rate=1000.0, ahead=0), variant="sync"),
-    Configuration(IMAGES, "inception", 16, 8, 1, _THUMBNAIL, Storage(rate=500.0)),
-    Configuration(IMAGES, "resnet", 32, 8, 2, _THUMBNAIL, Storage(rate=500.0)),
+    Configuration(IMAGES, "inception", 16, 8, 1, _THUMBNAIL, Storage(rate=620.0)),
+    Configuration(IMAGES, "resnet", 32, 8, 2, _THUMBNAIL, Storage(rate=575.0)),
     Configuration(TEXT, "bert", 6, 128, 3, 96, Memory()),
 )
 
