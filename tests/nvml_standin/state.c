@@ -70,20 +70,20 @@ static void add_process(struct gpu *gpu, char **words, int count, unsigned pid) 
     process->mps = list && (!strcmp(list, "mps") || !strcmp(list, "both"));
 }
 
-/* Every child of the calling process, so that a program can be run whose process numbers nobody knows beforehand. */
+/* Every child of the calling process, so that a program can be run whose process numbers nobody knows beforehand.
+ * The kernel lists children under the thread that started them. */
 static void add_children(struct gpu *gpu, char **words, int count) {
-    DIR *folder = opendir("/proc");
-    struct dirent *entry;
-    while (folder && (entry = readdir(folder))) {
-        char path[300], line[512], *end;
-        snprintf(path, sizeof path, "/proc/%s/stat", entry->d_name);
-        FILE *file = atoi(entry->d_name) > 0 ? fopen(path, "r") : NULL;
-        if (!file) continue;
-        if (fgets(line, sizeof line, file) && (end = strrchr(line, ')')) && atoi(end + 4) == getpid())
-            add_process(gpu, words, count, (unsigned)atoi(entry->d_name));
-        fclose(file);
+    DIR *threads = opendir("/proc/self/task");
+    struct dirent *thread;
+    while (threads && (thread = readdir(threads))) {
+        char path[300];
+        unsigned pid;
+        snprintf(path, sizeof path, "/proc/self/task/%s/children", thread->d_name);
+        FILE *file = thread->d_name[0] == '.' ? NULL : fopen(path, "r");
+        while (file && fscanf(file, "%u", &pid) == 1) add_process(gpu, words, count, pid);
+        if (file) fclose(file);
     }
-    if (folder) closedir(folder);
+    if (threads) closedir(threads);
 }
 
 static void add_trouble(char **words, int count, int hang) {

@@ -26,7 +26,7 @@ from benchmarks.colocation.facts.on_cuda import CHECKS as CUDA_CHECKS
 FORMAT = 1
 Verdict = Literal["holds", "does not hold", "unknown"]
 BUDGET_S = 240.0
-_GRACE_S = 20.0  # for what a check must undo, such as its MPS daemon
+_GRACE_S = 20.0  # for what a check must undo, such as its MPS daemon; once after its time and once after a signal
 _LEAST_S = 5.0
 
 
@@ -130,7 +130,7 @@ def _wait(process: subprocess.Popen[str], limit_s: float) -> str:
     """What the process said in its time; one that takes longer may clean up, then it is killed."""
     # The check itself knows its deadline and ends with a reason; this is for one that hangs.
     try:
-        return process.communicate(timeout=limit_s + 2.0)[0]
+        return process.communicate(timeout=limit_s + _GRACE_S)[0]
     except subprocess.TimeoutExpired:
         process.terminate()
     try:

@@ -109,8 +109,6 @@ class Load:
 
     def fraction(self, value: float) -> dict[str, Any]:
         """Limit the allocator to a fraction of the device's memory."""
-        if not self.on_gpu:
-            return {"unknown": "tensors are on the CPU: it has no such limit"}
         self.torch.cuda.set_per_process_memory_fraction(value)
         return self.memory()
 
@@ -123,8 +121,6 @@ class Load:
 
     def green(self) -> dict[str, Any]:
         """Try to make a green context of a quarter of the multiprocessors."""
-        if not self.on_gpu:
-            return {"unknown": "tensors are on the CPU"}
         try:
             contexts = importlib.import_module("torch.cuda.green_contexts")
         except ImportError as error:

@@ -57,7 +57,8 @@ def _readings(context: Context, env: dict[str, str]) -> Finding:
     heavy, light = context.load(env), context.load(env)
     heavy.answer()
     light.answer()
-    held = {"heavy": _held(heavy, _HEAVY_MIB), "light": _held(light, _LIGHT_MIB)}
+    scale = 1 if context.on_gpu else 64  # a dry run holds it in the host's memory
+    held = {"heavy": _held(heavy, _HEAVY_MIB // scale), "light": _held(light, _LIGHT_MIB // scale)}
     device = open_device("cuda", context.dry_run)
     context.stack.callback(device.close)
     heavy.tell("run", seconds=4.0)
@@ -84,6 +85,8 @@ def _readings(context: Context, env: dict[str, str]) -> Finding:
     shares = readings.members["heavy"].util_mean, readings.members["light"].util_mean
     ordered = shares[0] is not None and (shares[1] is None or shares[0] > shares[1])
     evidence["memory_right"], evidence["util_ordered"] = all(right), ordered
+    if None in held.values():
+        raise Unknown("torch does not tell what it has of the device", **evidence)
     return Finding(all(right) and ordered, evidence)
 
 
@@ -144,6 +147,7 @@ def device_counters_grow(context: Context) -> Finding:
 
 def mps_limits_memory(context: Context) -> Finding:
     """A client limited to 4 GiB, with the allocator's ordinary and its expandable segments."""
+    context.needs_gpu()
     with mps_mode(context) as (mode, _):
         env = as_client(mode, memory_bytes=4 << 30)
         loads = {
@@ -184,6 +188,7 @@ def mps_caps_compute(context: Context) -> Finding:
 
 def allocator_fraction_is_live(context: Context) -> Finding:
     """Limit torch's allocator below, above and again below what is in use."""
+    context.needs_gpu()
     reader = opened_reader(context)
     total = reader.identity()["memory_bytes"]
     if total is None:
@@ -274,6 +279,7 @@ def _sampled(device: Any, pid: int) -> Iterator[dict[str, float]]:
 
 def green_contexts_exist(context: Context) -> Finding:
     """Make one with a quarter of the multiprocessors."""
+    context.needs_gpu()
     load = context.load(PLAIN)
     load.answer()
     answer = load.ask("green")
