@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-NAMES = ("spin-4", "wait-4", "helped-2", "oom-0", "oom-late", "hang-20", "dies-20", "fragile-0", "noisy-2")
+NAMES = ("spin-4", "wait-4", "helped-2", "oom-0", "oom-late", "hangs-20", "dies-20", "broken-0", "noisy-2")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ def catalogue(device: str) -> dict[str, Description]:
 def build(name: str, device: str, torch_device: str) -> Spin:
     """One of ``NAMES``."""
     del device, torch_device
+    if message := os.environ.get("SPIN_REFUSES"):
+        raise RuntimeError(message)
     return Spin(name)
 
 
@@ -48,6 +50,8 @@ class Spin:
         kind, _, argument = name.partition("-")
         self.description = Description(name, kind, name)
         self._steps = 0
+        if kind == "broken":
+            raise RuntimeError("it cannot be built")
         self._act: Callable[[float], None] = getattr(self, f"_{kind}")
         self._argument = 1e-3 * float(argument) if argument.isdecimal() else 1.0
         self._helpers: list[subprocess.Popen[bytes]] = []
@@ -56,8 +60,6 @@ class Spin:
             self._helpers.append(subprocess.Popen(command))
             if folder := os.environ.get("SPIN_HELPERS"):
                 Path(folder, str(self._helpers[0].pid)).touch()
-        if kind == "fragile":
-            raise RuntimeError("it cannot be built")
 
     def step(self) -> float:
         self._steps += 1
@@ -100,7 +102,7 @@ class Spin:
         if not late or self._steps > 20:
             raise MemoryError("no more memory")
 
-    def _hang(self, _: float) -> None:
+    def _hangs(self, _: float) -> None:
         self._spin(0.002)
         if self._steps > 20:
             time.sleep(600.0)

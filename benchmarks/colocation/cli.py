@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ _SLACK, _SLACK_S = 1.2, 60.0  # without --minutes: what a run may take beyond it
 _CONTEXT_BYTES = {"cpu": 64 << 20, "cuda": 600 << 20}
 _FEWEST_MEMBERS, _MOST_MEMBERS = 3, 40  # an MPS server takes 48 clients
 _HOST_BYTES = {"cpu": 450 << 20, "cuda": 5 * GIB // 2}  # of one member, about
+_EXTRAS_S = {"cpu": 3.0, "cuda": 6.0}  # operator mix, suspending and resuming
 _START_S = {"cpu": 6.0, "cuda": 12.0}
 
 
@@ -116,38 +117,21 @@ def _with_device(options: argparse.Namespace, device: Device, module: str) -> in
         _show_plan(setup)
         return 0
     with Folder(setup.out) as folder:
-        code = _measure(setup, folder)
+        code = _under_signals(lambda: _work(setup, folder))
         console.show_summary(folder.windows, folder.events)
         if folder.windows:
             _make_tables(folder.path)
     return code
 
 
-def _measure(setup: _Setup, folder: Folder) -> int:
-    """Run the suite; whatever happens, what it started is gone afterwards."""
-    options = setup.options
-    method = Method(window_s=setup.timing.window_s, settle_s=setup.timing.settle_s)
-    new = make_card(options.device, setup.device.identity(), method.card(), dry_run=options.dry_run)
-    card = settle_card(folder.path, new)
-    for name, description in setup.workloads.items():
-        add_workload(folder.path, card, name, _traits(description))
-    # A budget that is too small is refused here, before anything starts.
-    planned_s = make_plan(_request(setup, folder.windows, folder.events)).seconds
-    budget_s = _SLACK * planned_s + _SLACK_S if options.minutes is None else 60.0 * options.minutes
-    task = Task(
-        {name: description.family for name, description in setup.workloads.items()},
-        setup.modes,
-        method,
-        setup.timing,
-        options.occasion,
-        time.monotonic() + budget_s,
-        matrix_only=options.minutes is None,
-    )
+def _under_signals(work: Callable[[], None]) -> int:
+    """Do the work; a signal ends it in good order. The exit code."""
     cores = os.sched_getaffinity(0)
-    previous = {number: signal.signal(number, _stop) for number in SIGNALS}
+    # What is ignored, as under nohup, stays ignored.
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, _stop) for number in heard}
     try:
-        _leave_core(setup.device)
-        _run_suite(setup, task, folder, card)
+        work()
     except Stopped as stopped:
         print(f"\nended by {stopped}: the visit in progress is discarded, all others are kept")
         print("run the same command again to go on", flush=True)
@@ -160,6 +144,38 @@ def _measure(setup: _Setup, folder: Folder) -> int:
         for number, handler in previous.items():
             signal.signal(number, handler)
     return 0
+
+
+def _work(setup: _Setup, folder: Folder) -> None:
+    """Check facts where that is asked for, then measure. Facts alone when no time is given beside them."""
+    options = setup.options
+    began = time.monotonic()
+    method = Method(window_s=setup.timing.window_s, settle_s=setup.timing.settle_s)
+    new = make_card(options.device, setup.device.identity(), method.card(), dry_run=options.dry_run)
+    card = settle_card(folder.path, new)
+    for name, description in setup.workloads.items():
+        add_workload(folder.path, card, name, _traits(description))
+    if options.facts:
+        from benchmarks.colocation import facts  # noqa: PLC0415 - needed for this alone
+
+        limit_s = facts.BUDGET_S if options.minutes is None else min(facts.BUDGET_S, 60.0 * options.minutes)
+        facts.run(options.device, folder.path, options.dry_run, budget_s=limit_s)
+        if options.minutes is None:
+            return
+    # A budget that is too small is refused here, before anything starts.
+    planned_s = make_plan(_request(setup, folder.windows, folder.events)).seconds
+    budget_s = _SLACK * planned_s + _SLACK_S if options.minutes is None else 60.0 * options.minutes
+    task = Task(
+        {name: description.family for name, description in setup.workloads.items()},
+        setup.modes,
+        method,
+        setup.timing,
+        options.occasion,
+        began + budget_s,
+        matrix_only=options.minutes is None,
+    )
+    _leave_core(setup.device)
+    _run_suite(setup, task, folder, card)
 
 
 def _run_suite(setup: _Setup, task: Task, folder: Folder, card: Card) -> None:
@@ -188,7 +204,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workloads", metavar="A,B", help="workloads to measure (default: all there are)")
     parser.add_argument("--window", type=float, default=3.0, metavar="S", help="length of a window (default 3)")
     parser.add_argument("--occasion", type=int, default=1, metavar="K", help="number of this repetition (default 1)")
-    parser.add_argument("--facts", action="store_true", help="check the facts about sharing that concern this device")
+    parser.add_argument(
+        "--facts",
+        action="store_true",
+        help="check what is said about sharing this device; with --minutes, measure in what is left of them",
+    )
     parser.add_argument("--plan", action="store_true", help="say what would run and how long it takes; run nothing")
     parser.add_argument("--dry-run", action="store_true", help="cuda: go through everything with tensors on the CPU")
     parser.add_argument("--list", action="store_true", help="list workloads and modes")
@@ -239,6 +259,7 @@ def _timing(options: argparse.Namespace) -> Timing:
         window_s=options.window,
         settle_s=round(min(_LONGEST_SETTLE_S, options.window / 6.0), 3),
         start_s=_START_S[options.device],
+        extras_s=options.window + _EXTRAS_S[options.device],
         parallel=_parallel(options.device),
     )
 

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 from benchmarks.colocation import summary
 from benchmarks.colocation.card import Card, write_card
+from benchmarks.colocation.checkpoint import CheckpointError, suspend_times
 from benchmarks.colocation.console import Progress
 from benchmarks.colocation.modes import Mode
 from benchmarks.colocation.mps import MpsError, MpsRefused
 from benchmarks.colocation.plan import BudgetTooSmall, ModeShares, Plan, Request, Timing, Traits, Visit, make_plan
 from benchmarks.colocation.pool import Pool
-from benchmarks.colocation.process import MemberFailure, MemberKey, collect
+from benchmarks.colocation.process import Member, MemberFailure, MemberKey, collect
 from benchmarks.colocation.readings import Device
 from benchmarks.colocation.records import FORMAT, Folder, Record
-from benchmarks.colocation.visits import Cast, Method, Visited, run_visit
+from benchmarks.colocation.visits import Cast, Method, Visited, profiler_overhead, run_visit
 
 MOST_FAILURES = 2
 _MIX_S = 120.0
@@ -88,6 +89,7 @@ class Suite:
         }
         self._abandoned: set[str] = set()
         self._upcoming: Sequence[Visit] = ()
+        self._can_suspend = True
 
     def run(self) -> None:
         """Make the visits.
@@ -236,13 +238,30 @@ class Suite:
             "context_bytes": max(contexts, default=None),
         }
         try:
+            extra["profiler_overhead"] = profiler_overhead(member, visited.windows, self._task.method)
+            extra |= self._suspended(mode, member)
             member.tell(cmd="mix", steps=self._task.method.mix_steps)
             (answer,) = collect([member], "mix", self._clock() + _MIX_S)
         except MemberFailure as failure:  # its windows are good
-            self._note(visit, failure.kind, visit.members[0], f"while its operators were counted: {failure.message}")
+            self._note(visit, failure.kind, visit.members[0], f"after its windows: {failure.message}")
             self._end_members(visit, mode)
-            return {**extra, "mix": None, "launches_per_step": None}
+            return extra
         return {**extra, "mix": answer["fractions"], "launches_per_step": answer["launches_per_step"]}
+
+    def _suspended(self, mode: Mode, member: Member) -> Record:
+        """How long it takes to suspend and resume a member, which goes on afterwards; nothing where that is not known.
+
+        After a failure the member may be broken, so it is ended, and no other is tried.
+        """
+        if not self._can_suspend or mode.limits_memory:  # the driver does not suspend clients of MPS
+            return {}
+        try:
+            times = suspend_times(member.pid, self._device)
+        except (CheckpointError, ProcessLookupError) as error:
+            self._can_suspend = False
+            self._note_limits([f"{member.key.workload} could not be suspended, no other was tried: {error}"])
+            raise MemberFailure(member.key, "died", f"suspending it failed: {error}") from error
+        return {} if times is None else {"suspend_s": times["suspend_s"], "resume_s": times["resume_s"]}
 
     def _failed(self, visit: Visit, mode: Mode, failure: MemberFailure) -> None:
         """Note a failed visit and what follows from it."""

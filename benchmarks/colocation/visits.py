@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -121,12 +122,32 @@ def run_visit(visit: Visit, cast: Cast, device: Device, method: Method) -> Visit
     return Visited(records, held, tuple(notes))
 
 
+def profiler_overhead(member: Member, windows: Sequence[Record], method: Method) -> float | None:
+    """How much longer a step takes while the device is read at 10 Hz: one more window without, beside those with.
+
+    Args:
+        member: The member, alone on the device.
+        windows: Its windows alone with the device being read, just before.
+        method: How windows are run.
+
+    Returns:
+        Step time with over step time without - 1, from the rates; None where a window has too few steps. One value
+        carries the noise of a rate, a few hundredths; the median over workloads is what tells something.
+
+    Raises:
+        MemberFailure: It failed.
+    """
+    until = _begin([member], [None], method)
+    without = step_columns(collect([member], "window", until + method.answer_s)[0])["rate"]
+    rates = [window["rate"] for window in windows if window["rate"]]
+    return without / median(rates) - 1.0 if without and rates else None
+
+
 def run_window(
     members: Sequence[Member],
     duties: Sequence[float | None],
     device: Device,
     method: Method,
-    unix_clock: Callable[[], float] = time.time,
 ) -> tuple[float, list[dict[str, Any]], Readings]:
     """Let members run from a common start to a common end while the device is read.
 
@@ -138,19 +159,25 @@ def run_window(
     Raises:
         MemberFailure: A member ended, reported a failure, or did not answer ``answer_s`` after the end.
     """
-    start = time.monotonic() + method.lead_s
-    count_from = start + method.settle_s
-    until = count_from + method.window_s
-    for member, duty in zip(members, duties, strict=True):
-        member.tell(cmd="run", start=start, count_from=count_from, until=until, duty=duty)
-    wait_for_any(members, count_from)
-    counted_since = unix_clock()
+    until = _begin(members, duties, method)
+    wait_for_any(members, until - method.window_s)
+    counted_since = time.time()
     device.start_sampling({str(member.key): member.pid for member in members})
     try:
         wait_for_any(members, until)
     finally:
         readings = device.stop_sampling()
     return counted_since, collect(members, "window", until + method.answer_s), readings
+
+
+def _begin(members: Sequence[Member], duties: Sequence[float | None], method: Method) -> float:
+    """Tell members to run a window; its end on the monotonic clock."""
+    start = time.monotonic() + method.lead_s
+    count_from = start + method.settle_s
+    until = count_from + method.window_s
+    for member, duty in zip(members, duties, strict=True):
+        member.tell(cmd="run", start=start, count_from=count_from, until=until, duty=duty)
+    return until
 
 
 def step_columns(answer: dict[str, Any]) -> Record:
