@@ -1,5 +1,6 @@
 """Demand forecasters: what a job will want of its GPU, from what it did so far. See ``docs/forecasting.md``."""
 
 from cotenant.forecasting.demand.ewquantile import EwQuantileForecaster
+from cotenant.forecasting.demand.mixture import MixtureForecaster
 
-__all__ = ["EwQuantileForecaster"]
+__all__ = ["EwQuantileForecaster", "MixtureForecaster"]

@@ -49,9 +49,8 @@ class _Clock:
     def accepts(self, start_s: float) -> bool:
         """Accept what is newer; also a run of advancing windows from the past: there the clock was set back."""
         if start_s <= self.last_s:
-            if start_s > self.refused_s:
-                self.refused += 1
-                self.refused_s = start_s
+            self.refused = self.refused + 1 if start_s > self.refused_s else 1
+            self.refused_s = start_s
             if self.refused < _RESTART_AFTER:
                 return False
         self.last_s, self.refused, self.refused_s = start_s, 0, -math.inf

@@ -125,6 +125,15 @@ def test_a_clock_set_back_is_believed_after_ten_windows() -> None:
     assert last.util[1].p50 == pytest.approx(0.8, abs=0.02)
 
 
+def test_a_late_window_before_the_clock_is_set_back_does_not_delay_the_restart() -> None:
+    forecaster = EwQuantileForecaster()
+    forecaster.observe_batch([window(5000, 0.2), window(5001, 0.2), window(5000, 0.2)])
+    forecaster.observe_batch([window(second, 0.8) for second in range(60)])
+    forecast = forecaster.forecast("job")
+    assert forecast is not None
+    assert forecast.util[1].p50 == pytest.approx(0.8, abs=0.02)
+
+
 def test_a_jump_of_the_clock_forward_forgets_but_keeps_working() -> None:
     forecaster = EwQuantileForecaster()
     for second in (0, 1, 2, 10**9, 10**9 + 1):

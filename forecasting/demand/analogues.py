@@ -1,0 +1,138 @@
+"""Analogues: what followed the moments of a series' own past that looked like the present.
+
+For every lag a the distance ``D[a] <- D[a] + g·(|x_i − x_(i−a)| − D[a])`` says how well the series repeats itself
+after a ticks. The lags with the smallest distances are the analogues; what followed them is the forecast. Several
+gains g look back over different spans: large ones follow a change of phase, small ones find the period in noise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cotenant.forecasting.demand.arrays import FAR, Array, Flags, Indexes, Rows, median_of_four
+
+TAKE = 4  # analogues that make one forecast
+TOLERANCE = 0.002  # distances below this, times √gain, are equally good: 0.2 % of the unit of the series
+
+
+class Analogues:
+    """Distances and chosen lags of many series. Not thread-safe.
+
+    Attributes:
+        width: Predictions per horizon: weighted median and mean for each gain.
+    """
+
+    def __init__(self, rows: int, horizons: tuple[int, ...], *, last: int, gains: tuple[float, ...]) -> None:
+        """Make the state of ``rows`` series.
+
+        Args:
+            rows: Number of series.
+            horizons: Ticks ahead. A horizon uses lags from its own length on, so that what followed is known.
+            last: The largest lag, above all horizons by more than ``take``.
+            gains: One forecast per gain, in (0, 1).
+        """
+        if last < max(horizons) + TAKE:
+            raise ValueError(f"last is {last}; {TAKE} analogues {max(horizons)} ticks ahead need more lags than that")
+        self.width = 2 * len(gains)
+        self._horizons, self._last, self._gains = horizons, last, gains
+        self._lags = np.arange(1, last + 1)
+        self._settled = last + 1.0 / min(gains)
+        self._ahead = np.repeat(np.array(horizons, dtype=np.intp)[None, :, None], len(gains), axis=0)
+        self._distances: Array = np.full((len(gains), rows, last), FAR, dtype=np.float32)
+        self._chosen: Indexes = np.full((rows, len(gains), len(horizons), TAKE), last, dtype=np.intp)
+        self._weights: Array = np.zeros((rows, len(gains), len(horizons), TAKE), dtype=np.float32)
+
+    def resize(self, rows: int) -> None:
+        """Make room for ``rows`` series; those there already keep their state."""
+        more = rows - len(self._weights)
+        gains, span = len(self._gains), self._last
+        shape = (more, *self._weights.shape[1:])
+        fresh = np.full((gains, more, span), FAR, dtype=np.float32)
+        self._distances = np.concatenate([self._distances, fresh], axis=1)
+        self._chosen = np.concatenate([self._chosen, np.full(shape, span, dtype=np.intp)])
+        self._weights = np.concatenate([self._weights, np.zeros(shape, dtype=np.float32)])
+
+    def clear(self, row: int) -> None:
+        """Forget one series."""
+        self._distances[:, row] = FAR
+        self._chosen[row] = self._last
+        self._weights[row] = 0.0
+
+    def step(self, rows: Rows, history: Array, outcomes: Array, counts: Indexes, due: Flags) -> Array:
+        """Take in one tick and forecast.
+
+        Args:
+            rows: The series that ticked, n of them.
+            history: Their values in which likeness is sought, newest first, shape (n, > last); unknown ones ``FAR``.
+            outcomes: The values to forecast, in the same places; the same array unless they are means of the others.
+            counts: Values each had before this tick, shape (n,).
+            due: Which of them choose their lags anew, shape (n,).
+
+        Returns:
+            Predictions of shape (n, horizons, width); the present value where nothing is known to look alike.
+        """
+        self._update(rows, np.abs(history[:, 1 : self._last + 1] - history[:, :1]), counts)
+        if due.any():
+            numbers = np.arange(len(self._weights))[rows]
+            self._choose(rows if due.all() else numbers[due])
+        return self._predict(rows, outcomes)
+
+    def _update(self, rows: Rows, gaps: Array, counts: Indexes) -> None:
+        if (counts >= self._settled).all():
+            for k, gain in enumerate(self._gains):
+                self._distances[k, rows] += np.float32(gain) * (gaps - self._distances[k, rows])
+            return
+        known = counts[:, None] - self._lags  # comparisons made before at each lag; a plain mean while they are few
+        share = 1.0 / np.maximum(known + 1, 1).astype(np.float32)
+        for k, gain in enumerate(self._gains):
+            before = self._distances[k, rows]
+            after = np.where(known == 0, gaps, before + np.maximum(np.float32(gain), share) * (gaps - before))
+            self._distances[k, rows] = np.where(known < 0, np.float32(FAR), after)
+
+    def _choose(self, rows: Rows) -> None:
+        for k, gain in enumerate(self._gains):
+            distances = self._distances[k, rows]
+            slack = np.float32(TOLERANCE * gain**0.5)
+            best: Indexes | None = None
+            scores: Array | None = None
+            longer = self._last + 1
+            for j in sorted(range(len(self._horizons)), key=lambda j: -self._horizons[j]):
+                # A shorter horizon only adds lags below the longer one's: its best are among those and the longer's.
+                first = self._horizons[j]
+                more, distance = _smallest(distances[:, first - 1 : longer - 1], first)
+                if best is not None and scores is not None:
+                    more, distance = np.concatenate([best, more], axis=1), np.concatenate([scores, distance], axis=1)
+                    kept = np.argpartition(distance, TAKE - 1, axis=1)[:, :TAKE]
+                    more = np.take_along_axis(more, kept, axis=1)
+                    distance = np.take_along_axis(distance, kept, axis=1)
+                best, scores, longer = more, distance, first
+                likeness = np.square((scores.min(axis=1, keepdims=True) + slack) / (scores + slack))
+                self._chosen[rows, k, j] = best
+                self._weights[rows, k, j] = np.where(scores < FAR / 2, likeness, 0.0)
+
+    def _predict(self, rows: Rows, outcomes: Array) -> Array:
+        n = len(outcomes)
+        lags, weights = self._chosen[rows], self._weights[rows]
+        now = outcomes[:, 0][:, None, None]
+        after = np.take_along_axis(outcomes, (lags - self._ahead).reshape(n, -1), axis=1).reshape(lags.shape)
+        total = weights.sum(axis=-1)
+        blind = total <= 0.0
+        mean = (after * weights).sum(axis=-1) / np.where(blind, 1.0, total)
+        both = np.stack([median_of_four(after, weights), mean], axis=-1)
+        both = np.where(blind[..., None], now[..., None], both)
+        return np.ascontiguousarray(both.transpose(0, 2, 1, 3)).reshape(n, len(self._horizons), self.width)
+
+
+def _smallest(distances: Array, first: int) -> tuple[Indexes, Array]:
+    """Return lags and values of the (up to) four smallest distances of lags from ``first`` on; quicker than sorting."""
+    if distances.shape[1] <= TAKE:
+        lags = np.arange(first, first + distances.shape[1])
+        return np.tile(lags, (len(distances), 1)), distances.copy()
+    left, line = distances.copy(), np.arange(len(distances))
+    chosen = np.empty((len(distances), TAKE), dtype=np.intp)
+    scores = np.empty((len(distances), TAKE), dtype=np.float32)
+    for rank in range(TAKE):
+        best = left.argmin(axis=1)
+        chosen[:, rank], scores[:, rank] = best + first, left[line, best]
+        left[line, best] = 2.0 * FAR
+    return chosen, scores

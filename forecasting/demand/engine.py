@@ -1,0 +1,251 @@
+"""The mixture of experts over many series at once: one state per series, stepped once per tick, never re-run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from cotenant.forecasting.demand.analogues import Analogues
+from cotenant.forecasting.demand.arrays import FAR, Array, Flags, Indexes, Rows, grown, span
+from cotenant.forecasting.demand.calibration import Calibration, Said
+from cotenant.forecasting.demand.mixing import Gate, Hedge
+from cotenant.forecasting.types import LEVELS
+
+_MEDIAN_OF = 30
+_ANCHOR_TICKS = 10.0  # what is known beforehand counts as so many ticks in the mean of the whole past
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSettings:
+    """What one mixture looks at.
+
+    Attributes:
+        horizons: Ticks ahead.
+        last: Largest lag of the analogues, in ticks.
+        gains: One kind of analogues per gain.
+        averages: Gains of the exponentially weighted averages.
+        every: Analogues and sliding medians are chosen anew at every so-manieth tick of a series, in turn.
+        first_span: How far a series may move before anything is known of its errors, in its units.
+        gate_prior: How readily the gate opens: variance of its coefficients before anything was seen.
+        most: The largest value possible.
+    """
+
+    horizons: tuple[int, ...]
+    last: int = 128
+    gains: tuple[float, ...] = (0.5, 0.3, 0.15)
+    averages: tuple[float, ...] = (0.3, 0.1)
+    every: int = 1
+    first_span: float = 0.5
+    gate_prior: float = 3.0
+    most: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What an expert is told at one tick about n series.
+
+    Attributes:
+        rows: Their numbers.
+        history: Their values, newest first, shape (n, last + 1); ``FAR`` where there was none.
+        counts: Values each had before this one, shape (n,).
+        simple: Predictions of the built-in experts, shape (n, horizons, simple experts): persistence, the averages,
+            the sliding median, the mean of the whole past, then the analogues (weighted median and mean per gain).
+    """
+
+    rows: Indexes
+    history: Array
+    counts: Indexes
+    simple: Array
+
+
+class Expert(Protocol):
+    """A further expert: trees, a recurrent net, or whatever has a state per series and is stepped once per tick.
+
+    Attributes:
+        name: For reports.
+        width: Predictions per horizon.
+    """
+
+    name: str
+    width: int
+
+    def resize(self, rows: int) -> None:
+        """Make room for ``rows`` series; those there already keep their state."""
+        ...
+
+    def clear(self, row: int) -> None:
+        """Forget one series."""
+        ...
+
+    def step(self, moment: Moment) -> Array:
+        """Take in one tick and return predictions of shape (n, horizons, width)."""
+        ...
+
+
+class SeriesMixture:
+    """Experts, Hedge, gate and calibration over the rows of one table. Not thread-safe.
+
+    Built-in experts: persistence, exponentially weighted averages, sliding median, mean of the whole past, analogues.
+    """
+
+    def __init__(self, settings: MixtureSettings, rows: int, experts: Sequence[Expert] = (), outside: int = 0) -> None:
+        """Make the state.
+
+        Args:
+            settings: What to look at.
+            rows: Number of series.
+            experts: Further experts, stepped with the built-in ones' predictions.
+            outside: Number of predictions per horizon that every ``step`` is given from elsewhere.
+        """
+        self.settings = settings
+        self._experts = tuple(experts)
+        self._outside = outside
+        horizons = len(settings.horizons)
+        self._analogues = Analogues(rows, settings.horizons, last=settings.last, gains=settings.gains)
+        self._simple = 3 + len(settings.averages) + self._analogues.width
+        self.width = self._simple + sum(expert.width for expert in experts) + outside
+        self._history: Array = np.full((rows, settings.last + 1), FAR, dtype=np.float32)
+        self._averages: Array = np.zeros((rows, len(settings.averages)), dtype=np.float32)
+        self._median: Array = np.zeros(rows, dtype=np.float32)
+        self._past: Array = np.zeros((rows, 2), dtype=np.float32)  # sum and weight of the whole past
+        self._counts: Indexes = np.zeros(rows, dtype=np.intp)
+        self._since: Indexes = np.zeros(rows, dtype=np.intp)
+        self._hedge, self._gate = Hedge(rows, horizons, self.width), Gate(rows, horizons, settings.gate_prior)
+        self._calibration = Calibration(rows, horizons, settings.first_span)
+        # What was said for each horizon, until its moment comes: experts, value then, mean, median, point, state, q.
+        self._said = [
+            np.zeros((rows, ahead, self.width + 5 + len(LEVELS) - 1), dtype=np.float32) for ahead in settings.horizons
+        ]
+        self._point: Array = np.zeros((rows, horizons), dtype=np.float32)
+        self._quantiles: Array = np.zeros((rows, horizons, len(LEVELS)), dtype=np.float32)
+
+    def resize(self, rows: int) -> None:
+        """Make room for ``rows`` series; those there already keep their state."""
+        self._history = grown(self._history, 0, rows, FAR)
+        for name in ("_averages", "_median", "_past", "_point", "_quantiles"):
+            setattr(self, name, grown(getattr(self, name), 0, rows, 0.0))
+        more = rows - len(self._counts)
+        self._counts = np.concatenate([self._counts, np.zeros(more, dtype=np.intp)])
+        self._since = np.concatenate([self._since, np.zeros(more, dtype=np.intp)])
+        self._said = [grown(said, 0, rows, 0.0) for said in self._said]
+        self._analogues.resize(rows)
+        self._hedge.resize(rows)
+        self._gate.resize(rows)
+        self._calibration.resize(rows)
+        for expert in self._experts:
+            expert.resize(rows)
+
+    def clear(self, row: int, expected: float | None = None, first_span: float | None = None) -> None:
+        """Forget one series. What is known of the next one in its place: its usual value and how far it moves."""
+        self._history[row] = FAR
+        self._averages[row] = self._median[row] = 0.0
+        self._past[row] = 0.0 if expected is None else (expected * _ANCHOR_TICKS, _ANCHOR_TICKS)
+        self._counts[row] = self._since[row] = 0
+        self._analogues.clear(row)
+        self._hedge.clear(row)
+        self._gate.clear(row)
+        for expert in self._experts:
+            expert.clear(row)
+        self._calibration.clear(row, first_span)
+
+    def interrupt(self, rows: Indexes) -> None:
+        """Time was skipped in these series: what was said before is not judged."""
+        self._since[rows] = 0
+
+    def counts(self, rows: Indexes) -> Indexes:
+        """Return how many values each series has had."""
+        return self._counts[rows]
+
+    def quantiles(self, rows: Indexes) -> Array:
+        """Return the last forecasts, shape (n, horizons, levels): ordered, within [0, most]."""
+        return self._quantiles[rows]
+
+    def step(self, rows: Indexes, values: Array, truth: Array | None = None, outside: Array | None = None) -> Array:
+        """Take in one value per series and forecast.
+
+        Args:
+            rows: Distinct row numbers, n of them.
+            values: Their values, shape (n,), finite.
+            truth: What forecasts are judged by and what persistence repeats, shape (n,); ``values`` unless these are
+                means over a tick while single readings are to be forecast.
+            outside: Predictions from elsewhere, shape (n, horizons, outside).
+
+        Returns:
+            The point forecasts, shape (n, horizons).
+        """
+        where = span(rows)
+        truth = values if truth is None else truth
+        counts = self._counts[where]
+        history = np.concatenate([values[:, None], self._history[where, :-1]], axis=1)
+        self._history[where] = history
+        self._judge(rows, where, truth)
+        simple = self._simple_experts(rows, where, history, truth)
+        moment = Moment(rows, history, counts, simple)
+        parts = [simple, *(expert.step(moment) for expert in self._experts)]
+        if outside is not None:
+            parts.append(outside.astype(np.float32))
+        predictions = np.concatenate(parts, axis=2) if len(parts) > 1 else simple
+        mean, median = self._hedge.mix(where, predictions)
+        point = np.clip(self._gate.point(where, truth, mean, median), 0.0, self.settings.most)
+        states = self._calibration.states(truth, self._hedge.spread(where, predictions, point))
+        around = np.clip(self._calibration.quantiles(rows, states, point), 0.0, self.settings.most)
+        for j, ahead in enumerate(self.settings.horizons):
+            said = self._said[j]
+            slots = counts % ahead
+            others = (truth, mean[:, j], median[:, j], point[:, j], states[:, j])
+            said[rows, slots] = np.concatenate(
+                [predictions[:, j], np.stack(others, axis=1, dtype=np.float32), around[:, j]], axis=1
+            )
+        self._point[where] = point
+        self._quantiles[where, :, 0], self._quantiles[where, :, 1] = around[:, :, 0], point
+        self._quantiles[where, :, 2:] = around[:, :, 1:]
+        self._counts[where] += 1
+        self._since[where] += 1
+        return point
+
+    def _judge(self, rows: Indexes, where: Rows, truth: Array) -> None:
+        counts, since = self._counts[where], self._since[where]
+        for j, ahead in enumerate(self.settings.horizons):
+            ripe: Flags = since >= ahead
+            if not ripe.any():
+                continue
+            whole = bool(ripe.all())
+            numbers = rows if whole else rows[ripe]
+            place: Rows = where if whole else numbers
+            now = truth if whole else truth[ripe]
+            said = self._said[j][numbers, (counts if whole else counts[ripe]) % ahead]
+            experts = said[:, : self.width]
+            then, mean, median, point, states = said[:, self.width : self.width + 5].T
+            self._hedge.learn(place, j, np.abs(experts - now[:, None]))
+            self._gate.learn(place, j, then=then, mean=mean, median=median, now=now)
+            self._calibration.learn(numbers, j, Said(states.astype(np.intp), point, said[:, self.width + 5 :]), now)
+
+    def _simple_experts(self, rows: Indexes, where: Rows, history: Array, truth: Array) -> Array:
+        n, horizons, counts = len(rows), len(self.settings.horizons), self._counts[where]
+        values = history[:, 0]
+        due = (counts + rows) % self.settings.every == 0
+        due |= counts < 8
+        gains = np.maximum(np.array(self.settings.averages, dtype=np.float32), 1.0 / (counts[:, None] + 1.0))
+        averages = self._averages[where] + gains.astype(np.float32) * (values[:, None] - self._averages[where])
+        self._averages[where] = averages
+        self._past[where, 0] += values
+        self._past[where, 1] += 1.0
+        self._refresh_median(rows, history, counts, due)
+        simple = np.empty((n, horizons, self._simple), dtype=np.float32)
+        simple[:, :, 0] = truth[:, None]
+        simple[:, :, 1 : 1 + averages.shape[1]] = averages[:, None, :]
+        simple[:, :, 1 + averages.shape[1]] = self._median[where][:, None]
+        simple[:, :, 2 + averages.shape[1]] = (self._past[where, 0] / self._past[where, 1])[:, None]
+        simple[:, :, 3 + averages.shape[1] :] = self._analogues.step(where, history, history, counts, due)
+        return simple
+
+    def _refresh_median(self, rows: Indexes, history: Array, counts: Indexes, due: Flags) -> None:
+        if not due.any():
+            return
+        width = min(_MEDIAN_OF, history.shape[1])
+        ranked = np.sort(history[due, :width], axis=1)  # what is not known yet is FAR and comes last
+        middle = (np.minimum(counts[due] + 1, width) - 1) // 2
+        self._median[rows[due]] = ranked[np.arange(len(ranked)), middle]

@@ -1,0 +1,283 @@
+"""The demand forecaster that mixes experts: persistence, averages, analogues and whatever was trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cotenant.forecasting.demand.arrays import Array, Indexes
+from cotenant.forecasting.demand.engine import Expert, MixtureSettings, SeriesMixture
+from cotenant.forecasting.demand.streams import GAP_S, Floats, Streams, Windows
+from cotenant.forecasting.types import HORIZONS_S, LEVELS, DemandProfile, Forecast, Quantiles, Signature
+
+PEAK_MARGIN_FIRST = 0.25  # on the peak memory after a single window …
+PEAK_MARGIN_LEAST = 0.02  # … shrinking towards this while the peak holds
+MEMORY_ROOM = 2.0  # the unit of a job's memory is this times its first reading; beyond it the job starts afresh
+LEAST_UNIT = float(64 << 20)
+MEMORY_GATE_PRIOR = 10.0  # memory moves in small parts of what is held
+CHUNK = 1024  # streams whose tables fit the processor's cache together
+
+# Seconds per tick and horizons in ticks: the far future is forecast from means over longer windows.
+UTIL_SCALES: tuple[tuple[int, MixtureSettings], ...] = (
+    (1, MixtureSettings(horizons=(1, 2, 5))),
+    (10, MixtureSettings(horizons=(6,), last=96, gains=(0.5, 0.15))),
+    (60, MixtureSettings(horizons=(5, 15), last=64, gains=(0.5, 0.15))),
+)
+MEMORY_SCALES = tuple(
+    (seconds, replace(settings, first_span=0.15, gate_prior=MEMORY_GATE_PRIOR, most=1e6))
+    for seconds, settings in UTIL_SCALES
+)
+
+
+@dataclass(slots=True)
+class _Scale:
+    """One mixture at one time scale, with the means being collected for its next tick."""
+
+    seconds: int
+    mixture: SeriesMixture
+    sums: Floats
+    held: Indexes
+
+    @classmethod
+    def make(cls, seconds: int, settings: MixtureSettings, rows: int, experts: Sequence[Expert]) -> _Scale:
+        mixture = SeriesMixture(settings, rows, experts)
+        return cls(seconds, mixture, np.zeros(rows), np.zeros(rows, dtype=np.intp))
+
+    def resize(self, rows: int) -> None:
+        more = rows - len(self.sums)
+        self.mixture.resize(rows)
+        self.sums = np.concatenate([self.sums, np.zeros(more)])
+        self.held = np.concatenate([self.held, np.zeros(more, dtype=np.intp)])
+
+    def clear(self, row: int, expected: float | None, first_span: float | None) -> None:
+        self.mixture.clear(row, expected, first_span)
+        self.sums[row] = self.held[row] = 0
+
+    def interrupt(self, rows: Indexes, elapsed: Floats) -> None:
+        self.mixture.interrupt(rows[(elapsed > GAP_S * self.seconds) | (elapsed < 0.0)])
+
+    def add(self, rows: Indexes, values: Floats) -> None:
+        self.sums[rows] += values
+        self.held[rows] += 1
+        full = (self.held[rows] >= self.seconds) | (self.mixture.counts(rows) == 0)
+        ticking, truth = rows[full], values[full].astype(np.float32)
+        if len(ticking):
+            means = (self.sums[ticking] / self.held[ticking]).astype(np.float32)
+            self.mixture.step(ticking, means, truth)
+            # The first window ticks at once; from then on the streams take turns.
+            first = self.mixture.counts(ticking) == 1
+            self.sums[ticking] = 0.0
+            self.held[ticking] = np.where(first, ticking % self.seconds, 0)
+            self.sums[ticking] = np.where(first, self.held[ticking] * means, 0.0)
+
+
+class _Quantity:
+    """All time scales of one quantity, in units of the series."""
+
+    def __init__(self, scales: Sequence[tuple[int, MixtureSettings]], rows: int, experts: Sequence[Expert]) -> None:
+        self.scales = [
+            _Scale.make(seconds, settings, rows, experts if seconds == 1 else ()) for seconds, settings in scales
+        ]
+
+    def resize(self, rows: int) -> None:
+        for scale in self.scales:
+            scale.resize(rows)
+
+    def clear(self, row: int, expected: float | None = None, first_span: float | None = None) -> None:
+        for scale in self.scales:
+            scale.clear(row, expected, first_span)
+
+    def step(self, rows: Indexes, values: Floats, elapsed: Floats) -> None:
+        for scale in self.scales:
+            scale.interrupt(rows, elapsed)
+            for start in range(0, len(rows), CHUNK):
+                scale.add(rows[start : start + CHUNK], values[start : start + CHUNK])
+
+    def quantiles(self, rows: Indexes) -> Array:
+        """Return values of shape (n, horizons, levels)."""
+        return np.concatenate([scale.mixture.quantiles(rows) for scale in self.scales], axis=1)
+
+
+class MixtureForecaster:
+    """Quantiles of utilisation and memory from a gated mixture of experts (see ``DemandForecaster``).
+
+    * Utilisation is demand: a window in which the job was held back by its own share is corrected. With a job's first
+      optimizer step its utilisation so far is forgotten: starting up is no sign of what comes.
+    * Every job on every GPU is a stream of its own. A job on several GPUs has one forecast, per GPU: the lowest p10,
+      the mean p50 and the highest of the upper quantiles over its streams.
+    * 1, 2 and 5 s ahead are forecast from windows, 1 min from means over 10 s, 5 and 15 min from means over 1 min; what
+      the far forecasts are judged by are single windows all the same.
+    * Windows that are out of order, duplicated, empty, absurd or without any reading are ignored. When a host's clock
+      is set back, its windows are ignored until ten of them have advanced. After a missing window forecasts go on, but
+      nothing is learnt from those whose moment shifted.
+    * Intervals are wide at first and narrow with the errors seen. What is known beforehand (``prime``) narrows them.
+    * A forecast exists once both utilisation and memory were read, or the job was primed.
+
+    Not thread-safe.
+    """
+
+    name = "mixture"
+
+    def __init__(self, util_experts: Sequence[Expert] = (), memory_experts: Sequence[Expert] = ()) -> None:
+        """Make an empty forecaster; the experts are further ones for 1, 2 and 5 s, in ticks of a second."""
+        self._streams = Streams()
+        rows = self._streams.size
+        self._util = _Quantity(UTIL_SCALES, rows, util_experts)
+        self._memory = _Quantity(MEMORY_SCALES, rows, memory_experts)
+        self._unit: Floats = np.zeros(rows)
+        self._peak: Floats = np.zeros(rows)
+        self._holds: Indexes = np.zeros(rows, dtype=np.intp)
+        self._windows: Indexes = np.zeros(rows, dtype=np.intp)
+        self._trains = np.zeros(rows, dtype=np.bool_)
+        self._seen = np.zeros((rows, 2), dtype=np.bool_)  # utilisation, memory
+        self._primed: dict[str, DemandProfile] = {}
+
+    def prime(self, job_id: str, profile: DemandProfile) -> None:
+        """Tell what is known of a job before its first window: from hints or from earlier runs of its program."""
+        if profile.source != "unknown":
+            self._primed[job_id] = profile
+
+    def observe(self, signature: Signature) -> None:
+        """Take in one window. Out-of-order, absurd or empty windows are ignored, never fatal."""
+        self.observe_batch((signature,))
+
+    def observe_batch(self, signatures: Sequence[Signature]) -> None:
+        """Take in many windows at once, in order; much cheaper than one by one."""
+        for windows in self._streams.take(signatures):
+            if self._streams.size > len(self._unit):
+                self._resize(self._streams.size)
+            self._take(windows)
+
+    def forecast(self, job_id: str) -> Forecast | None:
+        """Return the forecast of a job, or None when nothing usable was observed yet."""
+        return self.forecast_batch((job_id,)).get(job_id)
+
+    def forecast_batch(self, job_ids: Sequence[str]) -> dict[str, Forecast]:
+        """Return the forecasts of those of the jobs that have one; much cheaper than one by one."""
+        found = [(job_id, self._complete(job_id)) for job_id in job_ids]
+        slots = np.array([slot for _, own in found for slot in own], dtype=np.intp)
+        utils = self._util.quantiles(slots).astype(np.float64)
+        memories = self._memory.quantiles(slots) * self._unit[slots, None, None]
+        forecasts: dict[str, Forecast] = {}
+        start = 0
+        for job_id, own in found:
+            if not own:
+                primed = self._from_profile(job_id)
+                if primed is not None:
+                    forecasts[job_id] = primed
+                continue
+            util, memory = utils[start : start + len(own)], memories[start : start + len(own)]
+            start += len(own)
+            forecasts[job_id] = self._forecast(job_id, own, util, memory)
+        return forecasts
+
+    def forget(self, job_id: str) -> None:
+        """Drop the state of a job that ended. Unknown ids are ignored."""
+        self._primed.pop(job_id, None)
+        for slot in self._streams.forget(job_id):
+            self._util.clear(slot)
+            self._memory.clear(slot)
+            self._unit[slot] = self._peak[slot] = 0.0
+            self._holds[slot] = self._windows[slot] = 0
+            self._trains[slot] = self._seen[slot] = False
+
+    def _take(self, windows: Windows) -> None:
+        slots = windows.slots
+        for i in np.flatnonzero(self._windows[slots] == 0).tolist():
+            self._begin(int(slots[i]))
+        self._windows[slots] += 1
+        starting = windows.steps & ~self._trains[slots]
+        for slot in slots[starting].tolist():
+            self._trains[slot] = True
+            self._clear_util(slot)
+        seen = np.isfinite(windows.util)
+        if seen.any():
+            self._seen[slots[seen], 0] = True
+            self._util.step(slots[seen], windows.util[seen], windows.elapsed[seen])
+        seen = np.isfinite(windows.memory)
+        if seen.any():
+            self._seen[slots[seen], 1] = True
+            self._take_memory(slots[seen], windows.memory[seen], windows.peak[seen], windows.elapsed[seen])
+
+    def _take_memory(self, slots: Indexes, memory: Floats, peak: Floats, elapsed: Floats) -> None:
+        unit = self._unit[slots]
+        for i in np.flatnonzero((unit == 0.0) | (memory > MEMORY_ROOM * unit)).tolist():
+            slot = int(slots[i])
+            if unit[i] > 0.0:
+                self._memory.clear(slot)
+            self._unit[slot] = MEMORY_ROOM * max(LEAST_UNIT, float(memory[i]))
+        self._memory.step(slots, memory / self._unit[slots], elapsed)
+        grew = peak > self._peak[slots]
+        self._holds[slots] = np.where(grew, 1, self._holds[slots] + 1)
+        self._peak[slots] = np.maximum(self._peak[slots], peak)
+
+    def _begin(self, slot: int) -> None:
+        self._clear_util(slot)
+        profile = self._primed.get(self._streams.job_of(slot))
+        if profile is not None and profile.memory_bytes:
+            self._unit[slot] = max(LEAST_UNIT, MEMORY_ROOM * profile.memory_bytes)
+
+    def _clear_util(self, slot: int) -> None:
+        profile = self._primed.get(self._streams.job_of(slot))
+        if profile is None:
+            self._util.clear(slot)
+        else:
+            self._util.clear(slot, profile.util_mean, max(0.1, 1.25 * (profile.util_p95 - profile.util_mean)))
+
+    def _complete(self, job_id: str) -> list[int]:
+        return [slot for slot in self._streams.of_job.get(job_id, ()) if self._seen[slot].all()]
+
+    def _forecast(self, job_id: str, own: list[int], util: Floats, memory: Floats) -> Forecast:
+        if len(own) > 1:
+            util, memory = _joined(util), _joined(memory)
+        peaks = [
+            self._peak[slot]
+            * (1.0 + PEAK_MARGIN_LEAST + (PEAK_MARGIN_FIRST - PEAK_MARGIN_LEAST) / math.sqrt(max(1, self._holds[slot])))
+            for slot in own
+        ]
+        return Forecast(
+            job_id=job_id,
+            util=_by_horizon(util[0].tolist()),
+            memory=_by_horizon(memory[0].tolist()),
+            peak_memory_bytes=float(max(peaks)),
+            windows=int(self._windows[own].sum()),
+        )
+
+    def _from_profile(self, job_id: str) -> Forecast | None:
+        profile = self._primed.get(job_id)
+        if profile is None or profile.memory_bytes is None:
+            return None
+        mean, high, memory = profile.util_mean, max(profile.util_mean, profile.util_p95), float(profile.memory_bytes)
+        util = Quantiles(max(0.0, 2.0 * mean - high), mean, high, high, min(1.0, 2.0 * high - mean))
+        held = Quantiles(0.0, memory, memory, memory, memory * (1.0 + PEAK_MARGIN_FIRST))
+        horizons = dict.fromkeys(HORIZONS_S)
+        return Forecast(
+            job_id, dict.fromkeys(horizons, util), dict.fromkeys(horizons, held), memory * (1.0 + PEAK_MARGIN_FIRST), 0
+        )
+
+    def _resize(self, rows: int) -> None:
+        more = rows - len(self._unit)
+        self._util.resize(rows)
+        self._memory.resize(rows)
+        self._unit = np.concatenate([self._unit, np.zeros(more)])
+        self._peak = np.concatenate([self._peak, np.zeros(more)])
+        self._holds = np.concatenate([self._holds, np.zeros(more, dtype=np.intp)])
+        self._windows = np.concatenate([self._windows, np.zeros(more, dtype=np.intp)])
+        self._trains = np.concatenate([self._trains, np.zeros(more, dtype=np.bool_)])
+        self._seen = np.concatenate([self._seen, np.zeros((more, 2), dtype=np.bool_)])
+
+
+def _joined(values: Floats) -> Floats:
+    """Return one set of quantiles (1, horizons, levels) that spans those of all streams (n, horizons, levels)."""
+    middle = LEVELS.index(0.5)
+    joined: Floats = values.max(axis=0)
+    joined[:, :middle] = values[:, :, :middle].min(axis=0)
+    joined[:, middle] = values[:, :, middle].mean(axis=0)
+    return joined[None]
+
+
+def _by_horizon(values: Sequence[Sequence[float]]) -> dict[int, Quantiles]:
+    return {horizon: Quantiles(*values[i]) for i, horizon in enumerate(HORIZONS_S)}

@@ -1,0 +1,285 @@
+"""The mixture of experts: what it learns, what it refuses, how wide it is before it knows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packing import GIB, profile, window
+
+from cotenant.forecasting.demand import MixtureForecaster
+from cotenant.forecasting.types import HORIZONS_S, Forecast, Quantiles, Signature
+
+
+def values(quantiles: Quantiles) -> list[float]:
+    return [quantiles.p10, quantiles.p50, quantiles.p90, quantiles.p95, quantiles.p99]
+
+
+def forecast_of(forecaster: MixtureForecaster, job_id: str = "job") -> Forecast:
+    forecast = forecaster.forecast(job_id)
+    assert forecast is not None
+    return forecast
+
+
+def assert_sound(forecast: Forecast) -> None:
+    for horizon in HORIZONS_S:
+        utils, memories = values(forecast.util[horizon]), values(forecast.memory[horizon])
+        assert all(math.isfinite(value) for value in utils + memories)
+        assert utils == sorted(utils)
+        assert memories == sorted(memories)
+        assert utils[0] >= 0.0
+        assert utils[-1] <= 1.0
+        assert memories[0] >= 0.0
+    assert forecast.peak_memory_bytes >= forecast.memory[1].p50 * 0.99
+
+
+def phases(second: int) -> float:
+    """A training job: 20 s of steps, 4 s of validation, a dip of 1 s for the checkpoint."""
+    place = second % 25
+    return 0.9 if place < 20 else 0.4 if place < 24 else 0.05
+
+
+def test_the_phases_of_training_are_learnt_and_beat_persistence_and_averages() -> None:
+    forecaster = MixtureForecaster()
+    rng = np.random.default_rng(0)
+    noisy = [min(1.0, max(0.0, phases(s) + 0.02 * float(rng.standard_normal()))) for s in range(250)]
+    errors: dict[tuple[str, int], list[float]] = {}
+    average = noisy[0]
+    for second, util in enumerate(noisy):
+        forecaster.observe(window(second, util))
+        average += 0.3 * (util - average)
+        for horizon in (1, 2, 5):
+            if second >= 125 and second + horizon < len(noisy):
+                truth = noisy[second + horizon]
+                for name, guess in (
+                    ("mixture", forecast_of(forecaster).util[horizon].p50),
+                    ("persistence", util),
+                    ("average", average),
+                ):
+                    errors.setdefault((name, horizon), []).append(abs(guess - truth))
+    for horizon in (1, 2, 5):
+        ours = float(np.mean(errors["mixture", horizon]))
+        assert ours < 0.6 * float(np.mean(errors["persistence", horizon]))
+        assert ours < 0.6 * float(np.mean(errors["average", horizon]))
+
+
+def test_noise_without_structure_is_not_forecast_worse_than_by_persistence() -> None:
+    forecaster = MixtureForecaster()
+    rng = np.random.default_rng(1)
+    walk = np.clip(0.5 + np.cumsum(0.03 * rng.standard_normal(300)), 0.0, 1.0)
+    ours, last = [], []
+    for second, util in enumerate(walk[:-5].tolist()):
+        forecaster.observe(window(second, util))
+        ours.append(abs(forecast_of(forecaster).util[5].p50 - walk[second + 5]))
+        last.append(abs(util - walk[second + 5]))
+    assert np.mean(ours[20:]) <= 1.05 * np.mean(last[20:])
+
+
+def test_upper_quantiles_cover_what_they_say() -> None:
+    forecaster = MixtureForecaster()
+    rng = np.random.default_rng(2)
+    utils = rng.beta(2.0, 3.0, 900).tolist()
+    hits: dict[str, list[bool]] = {"p90": [], "p95": [], "p99": []}
+    for second, util in enumerate(utils[:-1]):
+        forecaster.observe(window(second, util))
+        if second >= 200:
+            for level, found in hits.items():
+                found.append(utils[second + 1] <= getattr(forecast_of(forecaster).util[1], level))
+    assert 0.87 <= np.mean(hits["p90"]) <= 0.93
+    assert 0.93 <= np.mean(hits["p95"]) <= 0.97
+    assert 0.97 <= np.mean(hits["p99"]) <= 1.0
+
+
+def test_a_single_window_gives_a_wide_interval() -> None:
+    forecaster = MixtureForecaster()
+    forecaster.observe(window(0, 0.3))
+    forecast = forecast_of(forecaster)
+    assert_sound(forecast)
+    assert forecast.windows == 1
+    for horizon in HORIZONS_S:
+        assert forecast.util[horizon].p50 == pytest.approx(0.3, abs=1e-6)
+        assert forecast.util[horizon].p95 >= 0.7
+        assert forecast.util[horizon].p10 <= 0.05
+        assert forecast.memory[horizon].p95 >= 1.2 * GIB
+
+
+def test_a_constant_job_is_known_after_a_few_minutes() -> None:
+    forecaster = MixtureForecaster()
+    forecaster.observe_batch([window(second, 0.4) for second in range(300)])
+    forecast = forecast_of(forecaster)
+    assert forecast.util[5].p50 == pytest.approx(0.4, abs=0.01)
+    assert forecast.util[5].p95 - forecast.util[5].p10 < 0.05
+    assert forecast.memory[5].p95 < 1.05 * GIB
+
+
+def test_an_abrupt_change_widens_the_interval() -> None:
+    forecaster = MixtureForecaster()
+    forecaster.observe_batch([window(second, 0.2) for second in range(200)])
+    before = forecast_of(forecaster).util[5]
+    rng = np.random.default_rng(3)
+    for second in range(200, 260):
+        forecaster.observe(window(second, float(rng.uniform(0.3, 1.0))))
+    after = forecast_of(forecaster).util[5]
+    assert after.p50 > 0.3
+    assert after.p95 - after.p10 > before.p95 - before.p10 + 0.3
+
+
+def test_what_is_known_beforehand_gives_a_forecast_and_narrows_the_first_intervals() -> None:
+    forecaster = MixtureForecaster()
+    forecaster.prime("job", profile(0.3, 2 * GIB, p95=0.4))
+    forecaster.prime("unknown", profile(0.3, source="unknown"))
+    assert forecaster.forecast("unknown") is None
+    told = forecast_of(forecaster)
+    assert_sound(told)
+    assert (told.windows, told.util[5].p50, told.util[900].p95) == (0, 0.3, 0.4)
+    assert told.peak_memory_bytes == 2.5 * GIB
+    forecaster.observe(window(0, 0.3))
+    forecaster.observe(window(0, 0.3, job_id="other"))
+    assert forecast_of(forecaster).util[5].p95 < forecast_of(forecaster, "other").util[5].p95 - 0.2
+
+
+ABSURD = (
+    window(1, 0.5, samples=0),
+    window(math.nan, 0.5),
+    window(1, 0.5, window_s=0.0),
+    window(1, 2.5, memory=18446744073707737660.0),
+    window(1, math.nan, memory=None),
+    window(1, None, memory=-1.0),
+    window(1, math.inf, memory=math.inf),
+)
+
+
+@pytest.mark.parametrize("bad", ABSURD)
+def test_unusable_windows_leave_no_trace(bad: Signature) -> None:
+    forecaster = MixtureForecaster()
+    forecaster.observe(bad)
+    assert forecaster.forecast("job") is None
+    forecaster.observe_batch([window(2, 0.5), window(3, 0.5)])
+    known = forecast_of(forecaster)
+    forecaster.observe(bad)
+    assert forecast_of(forecaster) == known
+
+
+def test_half_a_reading_is_used_and_the_other_half_waited_for() -> None:
+    forecaster = MixtureForecaster()
+    forecaster.observe(window(0, 0.5, memory=None))
+    assert forecaster.forecast("job") is None
+    forecaster.observe(window(1, None, memory=float(GIB)))
+    forecast = forecast_of(forecaster)
+    assert_sound(forecast)
+    assert forecast.util[1].p50 == pytest.approx(0.5)
+
+
+def test_duplicates_and_late_windows_are_ignored_until_the_clock_was_set_back() -> None:
+    forecaster = MixtureForecaster()
+    forecaster.observe_batch([window(5000 + i, 0.2) for i in range(5)])
+    known = forecast_of(forecaster)
+    forecaster.observe_batch([window(5004, 0.9), window(5001, 0.9), window(5004, 0.9)])
+    assert forecast_of(forecaster) == known
+    forecaster.observe_batch([window(second, 0.8) for second in range(60)])
+    assert forecast_of(forecaster).util[1].p50 == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_jump_of_the_clock_forward_is_survived_and_not_learnt_from() -> None:
+    forecaster = MixtureForecaster()
+    for second in (0, 1, 2, 10**9, 10**9 + 1):
+        forecaster.observe(window(second, 0.2 if second < 10 else 0.6))
+    forecast = forecast_of(forecaster)
+    assert_sound(forecast)
+    assert forecast.util[1].p50 == pytest.approx(0.6, abs=0.1)
+
+
+def test_held_back_is_not_idle() -> None:
+    forecaster = MixtureForecaster()
+    forecaster.observe_batch([window(second, 0.25, throttled=0.5) for second in range(30)])
+    assert forecast_of(forecaster).util[1].p50 == pytest.approx(0.5, abs=0.01)
+
+
+def test_starting_up_is_forgotten_when_training_begins() -> None:
+    forecaster = MixtureForecaster()
+    for second in range(5):
+        forecaster.observe(window(second, 0.9, rate=None))
+    for second in range(5, 8):
+        forecaster.observe(window(second, 0.2, rate=10.0))
+    assert forecast_of(forecaster).util[900].p50 == pytest.approx(0.2, abs=0.02)
+
+
+def test_memory_that_outgrows_its_scale_is_followed() -> None:
+    forecaster = MixtureForecaster()
+    for second in range(60):
+        forecaster.observe(window(second, 0.5, memory=float(GIB) if second < 30 else 40.0 * GIB))
+    forecast = forecast_of(forecaster)
+    assert_sound(forecast)
+    assert forecast.memory[1].p50 == pytest.approx(40.0 * GIB, rel=0.01)
+    assert 40.0 * GIB < forecast.peak_memory_bytes < 48.0 * GIB
+
+
+def test_growing_memory_is_foreseen_by_the_upper_quantiles() -> None:
+    forecaster = MixtureForecaster()
+    step = GIB / 64
+    for second in range(120):
+        forecaster.observe(window(second, 0.5, memory=4.0 * GIB + step * second))
+    last = 4.0 * GIB + step * 119
+    ahead = forecast_of(forecaster).memory[5]
+    assert ahead.p95 >= last + 4 * step
+
+
+def test_jobs_do_not_mix_and_a_forgotten_one_starts_afresh() -> None:
+    forecaster = MixtureForecaster()
+    for second in range(5):
+        forecaster.observe_batch([window(second, i / 200, job_id=f"job-{i}") for i in range(200)])
+    for i in (0, 63, 64, 199):
+        assert forecast_of(forecaster, f"job-{i}").util[1].p50 == pytest.approx(i / 200, abs=1e-3)
+    forecaster.forget("job-7")
+    forecaster.forget("never seen")
+    assert forecaster.forecast("job-7") is None
+    forecaster.observe(window(0, 0.9, job_id="new"))
+    assert forecast_of(forecaster, "new").windows == 1
+    assert forecast_of(forecaster, "new").util[1].p50 == pytest.approx(0.9)
+
+
+def test_a_job_on_two_gpus_has_one_forecast_that_spans_both() -> None:
+    forecaster = MixtureForecaster()
+    for second in range(200):
+        forecaster.observe_batch([window(second, 0.2, gpu_id="a"), window(second, 0.6, gpu_id="b")])
+    util = forecast_of(forecaster).util[5]
+    assert forecast_of(forecaster).windows == 400
+    assert (util.p10, util.p50, util.p90) == (
+        pytest.approx(0.2, abs=0.05),
+        pytest.approx(0.4, abs=0.05),
+        pytest.approx(0.6, abs=0.05),
+    )
+
+
+def test_a_batch_equals_the_same_windows_one_by_one() -> None:
+    windows = [window(i // 3, (i * 7 % 10) / 10, job_id=f"job-{i % 3}") for i in range(90)]
+    one, many = MixtureForecaster(), MixtureForecaster()
+    for signature in windows:
+        one.observe(signature)
+    many.observe_batch(windows)
+    ids = ["job-0", "job-1", "job-2", "unknown"]
+    assert set(many.forecast_batch(ids)) == {"job-0", "job-1", "job-2"}
+    for job_id in ids[:3]:
+        ours, theirs = forecast_of(one, job_id), forecast_of(many, job_id)
+        for horizon in HORIZONS_S:
+            assert values(ours.util[horizon]) == pytest.approx(values(theirs.util[horizon]), abs=1e-6)
+
+
+readings = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.floats(0.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), readings, readings, readings), max_size=30))
+def test_forecasts_are_sound_whatever_is_observed(
+    rows: list[tuple[int, float | None, float | None, float | None]],
+) -> None:
+    forecaster = MixtureForecaster()
+    for second, util, memory, throttled in rows:
+        signature = window(second, util, memory=memory, throttled=throttled)
+        forecaster.observe(replace(signature, memory_peak_bytes=util))
+    forecast = forecaster.forecast("job")
+    if forecast is not None:
+        assert_sound(forecast)
