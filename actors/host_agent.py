@@ -23,6 +23,8 @@ from cotenant.actors.messages import HostReport, WindowBatch
 from cotenant.actors.nodes import live_nodes
 from cotenant.actors.overruns import OverrunWatch
 from cotenant.actors.profiler import Profiler
+from cotenant.actors.reports import Descriptors
+from cotenant.actors.shim.bootstrap import OPERATOR_MIX
 from cotenant.actors.uplink import Uplink
 from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
@@ -53,7 +55,12 @@ class HostAgent:
         self._claimed = False
         self._claim = self._note = ""
         self._claim_gpus(CLAIM_TIMEOUT_S)
-        self._launcher = Launcher(run_dir(session, host_id), self._gpus, first_validity_s=self.settings.lease.ttl_s)
+        self._launcher = Launcher(
+            run_dir(session, host_id),
+            self._gpus,
+            first_validity_s=self.settings.lease.ttl_s,
+            variables={OPERATOR_MIX: "1"} if self.settings.profiler.operator_mix else None,
+        )
         self._profiler = Profiler(self._backend, self.settings.profiler)
         self._overruns = OverrunWatch()
         self._joined_at = time.time()
@@ -156,6 +163,7 @@ class HostAgent:
                 env=env,
                 shares=command.shares,
                 fingerprint=spec.fingerprint,
+                descriptors=Descriptors(spec.hints.batch_size, spec.hints.framework),
                 grace_s=self.settings.lease.stop_grace_s,
             )
         except LaunchError as error:
@@ -224,7 +232,8 @@ class HostAgent:
         held = self._held
         reports = {job_id: report for job_id in held if (report := self._launcher.report(job_id)) is not None}
         shares = {job_id: self._launcher.shares(job_id) for job_id in held}
-        signatures = self._profiler.collect(reports, shares)
+        hints = {job_id: launched.descriptors for job_id, launched in held.items()}
+        signatures = self._profiler.collect(reports, shares, hints)
         for job_id, used_bytes in self._overruns.observe(signatures, shares).items():
             if job_id in held:
                 self._uplink.tell(MemoryOverrun(job_id, held[job_id].epoch, self._host_id, used_bytes))

@@ -10,6 +10,7 @@ from typing import Literal
 
 from cotenant.actors import jobfiles, runner
 from cotenant.actors.enforcement.base import EnforcementBackend
+from cotenant.actors.reports import NO_HINTS, Descriptors
 from cotenant.placement.types import Share
 
 START_TIMEOUT_S = 10.0
@@ -32,6 +33,7 @@ class Launched:
         kind: "command" or "lease".
         fingerprint: Class of runs it belongs to.
         shares: Its shares when it was launched or adopted; position = share index.
+        descriptors: What its hints say of it.
     """
 
     job_id: str
@@ -41,6 +43,7 @@ class Launched:
     kind: Literal["command", "lease"]
     fingerprint: str
     shares: tuple[Share, ...]
+    descriptors: Descriptors = NO_HINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,7 @@ def load(job_dir: Path, backend: EnforcementBackend) -> JobRecord:
         kind=launch["kind"],
         fingerprint=launch["fingerprint"],
         shares=shares,
+        descriptors=Descriptors(launch.get("batch_size"), launch.get("framework")),
     )
     if launch["kind"] not in ("command", "lease") or (launched.job_id, epoch) != jobfiles.key_of(job_dir):
         raise ValueError(f"launch.json is of a {launch['kind']} {launched.job_id}, share of epoch {epoch}")

@@ -26,7 +26,7 @@ from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
 from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.jobrecords import START_TIMEOUT_S, Exited, Held, JobRecord, Launched, Phase
 from cotenant.actors.launchspec import LaunchError
-from cotenant.actors.reports import JobReport
+from cotenant.actors.reports import Descriptors, JobReport
 from cotenant.placement.types import Share
 
 FIRST_VALIDITY_S = 30.0
@@ -46,6 +46,7 @@ class Launcher:
         keep_output_s: How long the output of a released job can still be read.
         first_validity_s: How long leases hold before the first renewal in a new directory. In one that was used before
             they hold as long as they did, and no longer than this: nobody has renewed them.
+        variables: Environment variables that every job gets that does not set them itself.
 
     Raises:
         OSError: The directory cannot be made or used.
@@ -58,6 +59,8 @@ class Launcher:
         backend: EnforcementBackend | None = None,
         keep_output_s: float = 3600.0,
         first_validity_s: float = FIRST_VALIDITY_S,
+        *,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._dir = run_dir.absolute()
         (self._dir / jobfiles.OUTPUTS).mkdir(parents=True, exist_ok=True)
@@ -65,6 +68,7 @@ class Launcher:
         self._gpus = {gpu.gpu_id: gpu for gpu in gpus}
         self._backend = backend or CpuEnforcement()
         self._keep_output_s = keep_output_s
+        self._variables = dict(variables or {})
         self._launching = threading.Lock()  # one launch at a time; the other methods do not wait for it
         self._lock = threading.RLock()
         self._swept_at = 0.0
@@ -92,6 +96,7 @@ class Launcher:
         shares: Sequence[Share],
         grace_s: float,
         fingerprint: str = "",
+        descriptors: Descriptors | None = None,
     ) -> Launched:
         """Start a job, or say what is running when it was started before. A lease job gets shares and no process.
 
@@ -109,6 +114,7 @@ class Launcher:
             shares: Its shares on this host.
             grace_s: Seconds between SIGTERM and SIGKILL when it ends.
             fingerprint: Class of runs it belongs to.
+            descriptors: What its hints say of it.
 
         Raises:
             StaleCommand: A newer epoch of the job is, or was, here; or this one is over; or the host's leases are.
@@ -136,6 +142,8 @@ class Launcher:
                 "host_cores": sorted(os.sched_getaffinity(0)),
                 "grace_s": grace_s,
             }
+            if descriptors is not None:
+                launch |= {"batch_size": descriptors.batch_size, "framework": descriptors.framework}
             try:
                 launchspec.check(launch, shares, self._gpus)
                 self._supersede(job_id)
@@ -156,7 +164,7 @@ class Launcher:
 
     def _start(self, launch: launchspec.Launch, shares: Sequence[Share], revision: int) -> Path:
         job_dir = self._dir / f"{launch['job_id']}.{launch['epoch']}"
-        launch["env"] |= self._environment(launch, job_dir, launch["env"])
+        launch["env"] = self._variables | launch["env"] | self._environment(launch, job_dir, launch["env"])
         try:
             job_dir.mkdir(mode=0o700)
             self._backend.apply(job_dir, shares, launch["epoch"], revision)
@@ -194,7 +202,8 @@ class Launcher:
         with self._lock:
             job = self._jobs[job_id, epoch]
             launch = jobfiles.read_launch(job.launched.job_dir)
-            return self._environment(launch, job.launched.job_dir, {"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+            base = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+            return self._variables | self._environment(launch, job.launched.job_dir, base)
 
     # -- watching ---------------------------------------------------------------------------------------------------
 

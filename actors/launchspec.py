@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from cotenant.actors import runner
 from cotenant.placement.types import Share
@@ -58,6 +58,8 @@ class Launch(TypedDict):
     env: dict[str, str]
     host_cores: list[int]
     grace_s: float
+    batch_size: NotRequired[int | None]
+    framework: NotRequired[str | None]
 
 
 def check(launch: Launch, shares: Sequence[Share], gpus: Container[str]) -> None:

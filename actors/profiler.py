@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cotenant.actors.devices.base import DeviceBackend, DeviceSample, JobSample
-from cotenant.actors.reports import Descriptors, JobReport
+from cotenant.actors.reports import NO_HINTS, Descriptors, JobReport
 from cotenant.actors.tracks import DeviceTrack, Progress, Told, Track
 from cotenant.configs.settings import ProfilerSettings
 from cotenant.forecasting.types import Signature
@@ -19,7 +19,6 @@ from cotenant.placement.types import Share
 ABSURD_UTIL = 1.5  # of the device
 ABSURD_MEMORY = 2.0  # times what the hardware has
 _SILENT = JobReport(None, None, None, controls="", processes=0)
-_NO_HINTS = Descriptors()
 
 
 class Profiler:
@@ -105,7 +104,7 @@ class Profiler:
                 continue
             job_id, gpu_id = key
             told, report = progress.get(job_id, Told()), reports.get(job_id, _SILENT)
-            hint = _NO_HINTS if hints is None else hints.get(job_id, _NO_HINTS)
+            hint = NO_HINTS if hints is None else hints.get(job_id, NO_HINTS)
             share = granted.get(key)
             util_mean, util_peak = track.utilisation()
             signatures.append(

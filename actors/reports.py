@@ -30,6 +30,9 @@ class Descriptors:
     framework: str | None = None
 
 
+NO_HINTS = Descriptors()
+
+
 @dataclass(frozen=True, slots=True)
 class JobReport:
     """One job's reports on this host, folded over its reporting processes. None = no process says.

@@ -4,10 +4,15 @@ One job (fixed arithmetic per step, nothing to wait for) runs alone on one core 
 host agent is switched on and off in alternating windows (A B A B …); compared are the medians of the step times in
 both kinds of windows, as a ratio inside one run. The job's CPU time per step is compared too: it does not depend on
 what else the machine does. The loop's own cost is its thread's CPU time over wall time.
+
+Operator mix (off by default): small programs run with it switched on and take the time of each of their steps. The cost
+of a profile is what the steps from its beginning to its end took beyond the median of the others. What it leaves behind
+is the median step time after it over that before it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -21,6 +26,8 @@ from workloads import cpu_time_s
 
 from cotenant.actors.devices.cpu import CpuBackend
 from cotenant.actors.profiler import Profiler
+from cotenant.actors.shim.bootstrap import OPERATOR_MIX
+from cotenant.actors.shim.operators import PROFILED_STEPS, WARM_STEPS
 from cotenant.actors.shim.reportfile import read_report
 from cotenant.configs.settings import DeviceSettings, ProfilerSettings
 
@@ -37,6 +44,36 @@ while True:
     optimizer.zero_grad()
 """
 WINDOW_S = 2.0
+PROGRAMS = {
+    "convolutions": """net = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+    torch.nn.Conv2d(16, 32, 3), torch.nn.BatchNorm2d(32), torch.nn.ReLU(),
+    torch.nn.Flatten(), torch.nn.Linear(5408, 10))
+data = torch.randn(24, 3, 32, 32)
+""",
+    "attention": """layer = torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True)
+net = torch.nn.Sequential(
+    torch.nn.Embedding(1000, 128), torch.nn.TransformerEncoder(layer, 3), torch.nn.Flatten(), torch.nn.Linear(4096, 10))
+data = torch.randint(0, 1000, (6, 32))
+""",
+}
+# Ends some time after the only profile there will be; prints what each step took.
+TIMED = """
+import json, time, torch
+torch.set_num_threads(1)
+{program}
+optimizer = torch.optim.AdamW(net.parameters())
+took, began = [], time.monotonic()
+while time.monotonic() < began + {seconds}:
+    before = time.monotonic()
+    optimizer.zero_grad()
+    net(data).square().mean().backward()
+    optimizer.step()
+    took.append(time.monotonic() - before)
+print(json.dumps(took))
+"""
+MIX_S = 12.0  # the profile comes after five seconds
+ONE_A_MINUTE_S = 60.0
 
 
 def main() -> None:
@@ -47,6 +84,8 @@ def main() -> None:
         core = sorted(os.sched_getaffinity(0))[0]
         bench = Bench(Path(folder) / "run", core)
         rows = measure(bench, pairs)
+        for name in list(PROGRAMS)[: 1 if arguments.quick else None]:
+            rows += measure_mix(bench, name, MIX_S if arguments.quick else 3 * MIX_S)
     write_report("overhead", rows, arguments.json)
 
 
@@ -81,6 +120,37 @@ def measure(bench: Bench, pairs: int) -> list[Row]:
         Row("device loop, 10 Hz, 1 job", "cotenant", "CPU time of the loop", loop_cpu_s / loop_wall_s, "core",
             goal="< 0.01"),
     ]  # fmt: skip
+
+
+def measure_mix(bench: Bench, name: str, seconds: float) -> list[Row]:
+    """What one profile of a program's operators costs it, and what it leaves behind."""
+    program = TIMED.format(program=PROGRAMS[name], seconds=seconds)
+    job_dir = bench.start([sys.executable, "-c", program], **{OPERATOR_MIX: "1"})
+    pid = bench.training_pid(job_dir)
+    deadline = time.monotonic() + seconds
+    while (ended := profile_end(job_dir, pid)) is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the operators of {name} were not profiled")
+        time.sleep(0.1)
+    took = json.loads(bench.finish().splitlines()[-1])
+    began = ended - PROFILED_STEPS - 1  # position of the step at whose end the profile began
+    before, during, after = took[WARM_STEPS:began], took[began:ended], took[ended:]
+    usual = median(before)
+    cost_s = sum(during) - len(during) * usual
+    case = f"operator mix, {name}"
+    return [
+        Row(case, "cotenant", "one profile", cost_s, "s"),
+        Row(case, "cotenant", "profiled steps over others", median(during[1:-1]) / usual, "1"),
+        Row(case, "cotenant", "one profile a minute, of the job's time", cost_s / ONE_A_MINUTE_S, "1", goal="< 0.01"),
+        Row(case, "cotenant", "step time after the profile over before, minus 1", median(after) / usual - 1.0, "1",
+            pstdev(before) / usual),
+    ]  # fmt: skip
+
+
+def profile_end(job_dir: Path, pid: int) -> int | None:
+    """The step at which the job's profile ended; None while there is none."""
+    report = read_report(f"{job_dir}/report-{pid}")
+    return None if report is None or report.mix is None else report.mix.step
 
 
 def watch(profiler: Profiler | None, period_s: float) -> None:

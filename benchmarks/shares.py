@@ -82,8 +82,8 @@ class Bench:
         self._started = 0
         self._revision = 0
 
-    def start(self, command: Sequence[str]) -> Path:
-        """Launch a command with the whole device; returns its job directory."""
+    def start(self, command: Sequence[str], **variables: str) -> Path:
+        """Launch a command with the whole device and more environment variables; returns its job directory."""
         self._started += 1
         self._revision = 0
         self._renew()
@@ -94,7 +94,7 @@ class Bench:
             kind="command",
             command=command,
             cwd=str(WORKLOADS),
-            env=dict(os.environ),
+            env={**os.environ, **variables},
             shares=[self._share(1.0)],
             grace_s=5.0,
         ).job_dir

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import StaleCommand
-from cotenant.actors.reports import JobReport
-from cotenant.actors.shim.reportfile import Controls, ProcessReport, is_alive, read_reports
+from cotenant.actors.reports import JobReport, RecentSteps
+from cotenant.actors.shim.reportfile import CLASSES, Controls, MixReport, ProcessReport, is_alive, read_reports
 from cotenant.actors.shim.shareword import ShareRecord, ShareWriter, create, read_all
+from cotenant.forecasting.types import OperatorMix
 from cotenant.placement.types import Share
 
 SHARE = "share"
+FRAMEWORK = "torch"  # nothing else makes a process report
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 NOTHING_SEEN = "no PyTorch optimizer seen: compute is limited by the device's cores at most, and memory is not limited"
 EVERYTHING_HELD = "compute and memory held to the share"
@@ -83,22 +85,33 @@ class CpuEnforcement:
         if not reports:
             return JobReport(None, None, None, NOTHING_SEEN, 0)
         if not stepping:
-            return JobReport(None, None, None, NO_STEP, len(alive))
+            return JobReport(None, None, None, NO_STEP, len(alive), framework=FRAMEWORK)
         first = min(report.share_index for report in stepping)
         held = dict.fromkeys((report.share_index for report in stepping), 0.0)
         for report in stepping:
             held[report.share_index] += report.throttled_s
+        counted = [report for report in stepping if report.share_index == first]
+        latest = max(counted, key=lambda report: (report.mix is not None, report.last_step_s))
         return JobReport(
-            steps=sum(report.steps for report in stepping if report.share_index == first),
+            steps=sum(report.steps for report in counted),
             throttled_s=max(held.values()),
             last_step_age_s=max(0.0, monotonic_s - max(report.last_step_s for report in stepping)),
             controls=_words([report for report in stepping if report in alive] or stepping),
             processes=len(alive),
+            recent=tuple(RecentSteps(report.pid, report.steps, report.step_times_s) for report in counted),
+            mix=None if latest.mix is None else _mix(latest.mix),
+            batch_size=None if latest.mix is None else latest.mix.batch_size or None,
+            framework=FRAMEWORK,
         )
 
     def guarantees(self, report: JobReport) -> str:
         """See ``EnforcementBackend.guarantees``."""
         return report.controls
+
+
+def _mix(mix: MixReport) -> OperatorMix:
+    fractions = dict(zip(CLASSES, mix.fractions, strict=True))
+    return OperatorMix(**fractions, launches_per_step=mix.launches_per_step, step=mix.step)
 
 
 def _words(stepping: Sequence[ProcessReport]) -> str:

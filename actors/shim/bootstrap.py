@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TRIGGER = "torch.optim.optimizer"
 ATTACH_PREFIX = "attach-"
+OPERATOR_MIX = "COTENANT_OPERATOR_MIX"  # "1": profile a few steps now and then
 STARTED = "started"  # the whole process belongs to the job, which takes it along when it ends
 JOINED = "joined"  # the process put itself under the job's share and goes on when the job has ended
 _WARNED = "COTENANT_SHIM_WARNED"
@@ -28,6 +29,8 @@ _HELPER_MARKS = ("--multiprocessing-fork", "from multiprocessing.")
 def install() -> None:
     """Prepare this process. Called once, before any of the user's code runs."""
     helper = _is_multiprocessing_helper()
+    if os.environ.get(OPERATOR_MIX) == "1":
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch's profiler writes onto the program's stderr
     try:
         if helper:
             from .memory import lift  # noqa: PLC0415

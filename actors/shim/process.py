@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .bootstrap import parse_cores
+from .bootstrap import OPERATOR_MIX, parse_cores
 from .memory import MemoryLimit, lift
+from .operators import OperatorProfile
 from .reportfile import Controls, ReportWriter, is_alive, read_reports
 from .shareword import ShareReader, count_shares
 from .throttle import Throttle
@@ -27,12 +28,14 @@ class Config(NamedTuple):
         device_cores: For each of the job's shares on this host, the CPU cores of its device.
         host_cores: Where helper processes may run.
         share_index: The share to use when ``LOCAL_RANK`` does not say.
+        operator_mix: Whether to profile a few steps now and then.
     """
 
     job_dir: str
     device_cores: tuple[frozenset[int], ...]
     host_cores: frozenset[int]
     share_index: int
+    operator_mix: bool = False
 
 
 class DeviceProcess:
@@ -50,6 +53,9 @@ class DeviceProcess:
         self._steps = 0
         self._throttled_s = 0.0
         self._last_step_s = 0.0
+        self._round_began_s = 0.0
+        self._throttled_before_s = 0.0
+        self._operators = OperatorProfile() if config.operator_mix else None
         self._controls = Controls(0)
         self._compute = 1.0
         self._peers = 1
@@ -64,7 +70,8 @@ class DeviceProcess:
         """Take note of one optimizer step and, when the share is used up, wait until it is not."""
         with self._lock:
             now = time.monotonic()
-            self._count(optimizer)
+            if self._count(optimizer):
+                self._note_round(now)
             self._last_step_s = now
             if now >= self._refresh_at or self._share.changed():
                 self._refresh(now)
@@ -77,14 +84,31 @@ class DeviceProcess:
         _move_threads(self._config.host_cores)
         lift()
 
-    def _count(self, optimizer: object) -> None:
+    def _count(self, optimizer: object) -> bool:
         """Count rounds: one when the first optimizer steps, the next when one steps that has already stepped in it."""
         key = id(optimizer)
         if key in self._round:
             self._round.clear()
-        if not self._round:
+        begins = not self._round
+        if begins:
             self._steps += 1
         self._round.add(key)
+        return begins
+
+    def _note_round(self, now: float) -> None:
+        """Take note of how long the round took that ends now, and look at its operators when that is due."""
+        took_s = now - self._round_began_s if self._steps > 1 else 0.0
+        held_s, self._throttled_before_s = self._throttled_s - self._throttled_before_s, self._throttled_s
+        self._round_began_s = now
+        if self._operators is not None:
+            cpu_at = time.thread_time()
+            measured = self._operators.on_round(self._steps, now, took_s - held_s)
+            if measured is not None:
+                self._report.write_mix(measured)
+            if self._operators.disturbs:
+                took_s = 0.0  # not what a step takes otherwise
+                self._throttle.exempt(time.thread_time() - cpu_at)
+        self._report.note_step_time(self._steps, took_s)
 
     def _refresh(self, now: float) -> None:
         """Everything that need not happen at each step: new shares, company on the share, a wandering pin, memory."""
@@ -190,4 +214,5 @@ def read_config(environ: Mapping[str, str]) -> Config:
     if len(cores) != shares:
         raise ValueError(f"COTENANT_CORES: names {len(cores)} devices, the share word has {shares} shares")
     index = int(environ.get("COTENANT_SHARE_INDEX", "0"))
-    return Config(job_dir, cores, parse_cores(environ["COTENANT_HOST_CORES"]), index)
+    operator_mix = environ.get(OPERATOR_MIX, "0") == "1"
+    return Config(job_dir, cores, parse_cores(environ["COTENANT_HOST_CORES"]), index, operator_mix)

@@ -1,14 +1,17 @@
 """What one process of a job reports: written by the shim at step boundaries, read by the host agent.
 
-File ``report-<pid>`` (version 1, little-endian)::
+File ``report-<pid>`` (version 2, little-endian)::
 
-    0   magic    8 bytes  b"CTREPRT\\0"
-    8   version  u32      1
-    12  size     u32      bytes of the payload
-    64  record            see ``records``; payload: pid u32, share_index u32, start_ticks u64, steps u64,
-                          last_step_s f64, throttled_s f64, controls u64
+    0    magic    8 bytes  b"CTREPRT\\0"
+    8    version  u32      2
+    12   size     u32      bytes of the payload of the first record
+    64   record            see ``records``; payload: pid u32, share_index u32, start_ticks u64, steps u64,
+                           last_step_s f64, throttled_s f64, controls u64
+    200  record            the operator mix; payload: nine fractions f64, launches per step f64, step u64,
+                           batch size u64 (0 = not known)
+    432  step times        64 f64: how long step n took, in seconds, at place (n - 1) mod 64; 0 = not known
 
-Later versions append fields; the reader refuses a version it does not know.
+Version 1 ended after the first record. Later versions append; the reader refuses a version it does not know.
 """
 
 from __future__ import annotations
@@ -21,13 +24,20 @@ from typing import NamedTuple
 
 from .records import RecordReader, RecordWriter, record_size
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"CTREPRT\0"
 PREFIX = "report-"
 _HEADER = struct.Struct("<8sII")
 _PAYLOAD = struct.Struct("<IIQQddQ")
 _FIRST = 64
-_SIZE = _FIRST + record_size(_PAYLOAD)
+_SIZE_1 = _FIRST + record_size(_PAYLOAD)
+_MIX = struct.Struct("<10dQQ")
+_STEP = struct.Struct("<d")
+_KEPT = 64
+_RING = _SIZE_1 + record_size(_MIX)
+_SIZES = {1: _SIZE_1, 2: _RING + _KEPT * _STEP.size}
+_TOLD = 48  # the oldest of the kept ones may be overwritten while they are read
+CLASSES = ("gemm", "conv", "attention", "elementwise", "normalisation", "reduce", "memcpy", "collective", "other")
 
 
 class Controls(enum.IntFlag):
@@ -37,6 +47,22 @@ class Controls(enum.IntFlag):
     STEPS = 2  # an optimizer step was seen: compute is held to the share at step boundaries
     COMPUTE = 4  # the share is below 1, so the cap is in force now
     MEMORY = 8  # an allocation beyond the memory share fails in this process
+
+
+class MixReport(NamedTuple):
+    """The operator mix of a process.
+
+    Attributes:
+        fractions: Of the operators' time, in the order of ``CLASSES``.
+        launches_per_step: Kernels (``cpu`` device: operators) per step.
+        step: The step at which it was measured.
+        batch_size: Leading dimension of the first operator's input; 0 = not known.
+    """
+
+    fractions: tuple[float, ...]
+    launches_per_step: float
+    step: int
+    batch_size: int
 
 
 class ProcessReport(NamedTuple):
@@ -50,6 +76,8 @@ class ProcessReport(NamedTuple):
         last_step_s: ``time.monotonic()`` at the last step; 0 when there was none.
         throttled_s: Seconds it was held back by its own compute share.
         controls: A ``Controls`` bit field.
+        step_times_s: How long the last steps took, the newest last; those that are not known are left out.
+        mix: The operator mix; None when none was measured.
     """
 
     pid: int
@@ -59,6 +87,8 @@ class ProcessReport(NamedTuple):
     last_step_s: float
     throttled_s: float
     controls: int
+    step_times_s: tuple[float, ...] = ()
+    mix: MixReport | None = None
 
 
 class ReportWriter:
@@ -73,15 +103,24 @@ class ReportWriter:
         self.path = f"{job_dir}/{PREFIX}{os.getpid()}"
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, _HEADER.pack(MAGIC, VERSION, _PAYLOAD.size).ljust(_SIZE, b"\0"))
-            buffer = mmap.mmap(descriptor, _SIZE)
+            size = _SIZES[VERSION]
+            os.write(descriptor, _HEADER.pack(MAGIC, VERSION, _PAYLOAD.size).ljust(size, b"\0"))
+            self._buffer = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
-        self._record = RecordWriter(buffer, _FIRST, _PAYLOAD)
+        self._record = RecordWriter(self._buffer, _FIRST, _PAYLOAD)
 
     def write(self, steps: int, last_step_s: float, throttled_s: float, controls: int) -> None:
         """Publish the present state (about a microsecond)."""
         self._record.write(*self._identity, steps, last_step_s, throttled_s, controls)
+
+    def note_step_time(self, step: int, seconds: float) -> None:
+        """Note how long a step took; 0 = not known. Call before ``write`` tells of the step."""
+        _STEP.pack_into(self._buffer, _RING + (step - 1) % _KEPT * _STEP.size, seconds)
+
+    def write_mix(self, mix: MixReport) -> None:
+        """Publish an operator mix."""
+        RecordWriter(self._buffer, _SIZE_1, _MIX).write(*mix.fractions, mix.launches_per_step, mix.step, mix.batch_size)
 
 
 def read_report(path: str) -> ProcessReport | None:
@@ -91,15 +130,31 @@ def read_report(path: str) -> ProcessReport | None:
     except FileNotFoundError:
         return None
     try:
-        if os.fstat(descriptor).st_size != _SIZE:
+        size = os.fstat(descriptor).st_size
+        if size not in _SIZES.values():
             return None
-        with mmap.mmap(descriptor, _SIZE, access=mmap.ACCESS_READ) as buffer:
-            if _HEADER.unpack_from(buffer, 0) != (MAGIC, VERSION, _PAYLOAD.size):
+        with mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) as buffer:
+            magic, version, payload = _HEADER.unpack_from(buffer, 0)
+            if (magic, _SIZES.get(version), payload) != (MAGIC, size, _PAYLOAD.size):
                 return None
             values = RecordReader(buffer, _FIRST, _PAYLOAD).read()
+            if values is None or version == 1:
+                return None if values is None else ProcessReport(*values)
+            report = ProcessReport(*values)
+            return report._replace(step_times_s=_step_times(buffer, report.steps), mix=_mix(buffer))
     finally:
         os.close(descriptor)
-    return None if values is None else ProcessReport(*values)
+
+
+def _step_times(buffer: mmap.mmap, steps: int) -> tuple[float, ...]:
+    ring = struct.unpack_from(f"<{_KEPT}d", buffer, _RING)
+    numbers = range(max(1, steps - _TOLD + 1), steps + 1)
+    return tuple(seconds for number in numbers if (seconds := ring[(number - 1) % _KEPT]) > 0.0)
+
+
+def _mix(buffer: mmap.mmap) -> MixReport | None:
+    values = RecordReader(buffer, _SIZE_1, _MIX).read()
+    return None if values is None else MixReport(values[:9], *values[9:])
 
 
 def read_reports(job_dir: str) -> list[ProcessReport]:
