@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import math
 import os
@@ -25,7 +26,7 @@ from benchmarks.colocation.pool import GIB, Limits, Pool
 from benchmarks.colocation.proc import available_memory_bytes
 from benchmarks.colocation.process import Launch
 from benchmarks.colocation.readings import Device, DeviceError
-from benchmarks.colocation.records import DiskFull, Folder, FolderError, Record, finished_visits, read
+from benchmarks.colocation.records import Folder, FolderError, Record, finished_visits, read
 from benchmarks.colocation.suite import Suite, Task
 from benchmarks.colocation.visits import Method
 
@@ -73,6 +74,13 @@ def main(argv: Sequence[str] | None = None, workloads: str = WORKLOADS) -> int:
     except (UsageError, DeviceError, FolderError, BudgetTooSmall) as error:
         print(f"error: {_in_words(error)}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"error: {error}; make room and run the same command again", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # before the first member starts, or while tables are made
+        return 128 + signal.SIGINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +144,6 @@ def _under_signals(work: Callable[[], None]) -> int:
         print(f"\nended by {stopped}: the visit in progress is discarded, all others are kept")
         print("run the same command again to go on", flush=True)
         return 128 + stopped.number
-    except DiskFull as error:
-        print(f"error: {error}; make room and run the same command again", file=sys.stderr)
-        return 1
     finally:
         os.sched_setaffinity(0, cores)
         for number, handler in previous.items():

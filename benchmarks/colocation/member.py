@@ -72,10 +72,6 @@ class Runner:
         self._workload.step()
         self._workload.synchronize()
 
-    def ready(self) -> dict[str, Any]:
-        """Its helper processes, and the memory it took to become warm."""
-        return {"helper_pids": list(self._workload.helper_pids()), "memory_bytes": self._memory_bytes()}
-
     def window(self, command: dict[str, Any]) -> dict[str, Any]:
         """Run one window; see README.md for the answer."""
         helpers = list(self._workload.helper_pids())
@@ -105,14 +101,14 @@ class Runner:
             "busy_s": counted.busy_s if on_cpu else None,
             "wait_s": _since(before.get("wait"), run_delay_s()) if on_cpu else None,
             "host_busy_s": _since(before.get("host"), cpu_clock_s(helpers)),
-            "memory_bytes": self._memory_bytes(),
+            "memory_bytes": self.memory_bytes(),
         }
 
     def mix(self, steps: int) -> dict[str, Any]:
         """Shares of the operator classes in the time of ``steps`` steps."""
         return {"event": "mix", **self._workload.operator_mix(steps)}
 
-    def _memory_bytes(self) -> int | None:
+    def memory_bytes(self) -> int | None:
         """Largest device memory since the last window began; on a core it is the resident memory of this process."""
         if self._cuda is not None:
             return int(self._cuda.max_memory_reserved())
@@ -154,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         import_s=imported - began,
         build_s=built - imported,
         warm_s=time.monotonic() - built,
-        **runner.ready(),
+        memory_bytes=runner.memory_bytes(),
     )
     while (command := channel.next()) is not None and command["cmd"] != "quit":
         channel.tell(**(runner.window(command) if command["cmd"] == "run" else runner.mix(command["steps"])))

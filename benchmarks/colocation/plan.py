@@ -89,7 +89,7 @@ class Timing:
 
     window_s: float = 3.0
     settle_s: float = 0.5
-    gap_s: float = 0.15
+    gap_s: float = 0.1
     extras_s: float = 3.0
     start_s: float = 6.0
     parallel: int = 2

@@ -37,6 +37,9 @@ class Limits:
 class Pool:
     """The members that are warm.
 
+    Attributes:
+        stuck: Numbers of processes that could not be killed.
+
     Args:
         launch: How members are started.
         limits: What they may use.
@@ -48,6 +51,7 @@ class Pool:
         self._reaper = Reaper()
         self._warm: dict[MemberKey, Member] = {}  # the least recently used first
         self._sizes: dict[str, int] = {}
+        self.stuck: list[int] = []
 
     def __len__(self) -> int:
         return len(self._warm)
@@ -94,7 +98,7 @@ class Pool:
     def end(self, key: MemberKey) -> None:
         """End a member, if it is there."""
         if (member := self._warm.pop(key, None)) is not None:
-            member.kill()
+            self._kill(member)
 
     def end_at_work(self, keys: Iterable[MemberKey], take_off: Callable[[int], None]) -> None:
         """End members that may be at work.
@@ -119,6 +123,10 @@ class Pool:
         """End everything that was started."""
         self.end_all_but(lambda key: False)
         self._reaper.close()
+
+    def _kill(self, member: Member) -> None:
+        if not member.kill():
+            self.stuck.append(member.pid)
 
     def _make_room(self, keys: Sequence[MemberKey]) -> None:
         idle = [key for key in self._warm if key not in keys]
@@ -154,7 +162,7 @@ class Pool:
                     except MemberFailure as failure:
                         failures[member.key] = failure
                         del starting[member]
-                        member.kill()
+                        self._kill(member)
                         continue
                     if answer is not None:
                         del starting[member]
@@ -163,5 +171,5 @@ class Pool:
                         self.note_memory(member.key.workload, answer["memory_bytes"])
         finally:
             for member in starting:  # only after an exception, such as a signal's
-                member.kill()
+                self._kill(member)
         return failures

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from benchmarks.colocation.reaper import Reaper
 
+KILL_S = 30.0  # a process that lives so long after SIGKILL is stuck in the kernel
 ROOT = Path(__file__).resolve().parents[2]
 
 Failing = Literal["does_not_fit", "hung", "died", "mps_refused"]
@@ -122,11 +123,6 @@ class Member:
         """The process, which is also its group."""
         return self._process.pid
 
-    @property
-    def pids(self) -> list[int]:
-        """The process and the helpers it had when it was ready."""
-        return [self.pid, *self.ready.get("helper_pids", ())]
-
     def tell(self, **command: Any) -> None:
         """Send a command.
 
@@ -170,6 +166,8 @@ class Member:
     def died(self) -> MemberFailure:
         """The failure of a member that ends without saying why, with the last line of its log."""
         self._kill_group()
+        if not self._ended(KILL_S):
+            return MemberFailure(self.key, "died", "it closed its output and cannot be killed")
         end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert end is not None
         killed = end.si_code != os.CLD_EXITED
@@ -178,26 +176,32 @@ class Member:
         words = f"; the last line of {self.log.name}: {lines[-1].strip()}" if lines else ""
         return MemberFailure(self.key, "died", f"it ended with {how}{words}")
 
-    def kill(self) -> None:
-        """Kill it with all its helpers and wait until it is gone."""
+    def kill(self) -> bool:
+        """Kill it with all its helpers and wait until it is gone.
+
+        Returns:
+            Whether it is gone. One that is stuck in a driver is not; the reaper goes on watching it.
+        """
         self._kill_group()
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        gone = self._ended(KILL_S)
         # A helper that was just being started has joined the group by now. The number is not free before the wait.
         self._kill_group()
-        self._process.wait()
-        self._reaper.forget(self.pid)
+        if gone:
+            self._process.wait()
+            self._reaper.forget(self.pid)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
         os.close(self.end)
+        return gone
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def _ended(self) -> bool:
-        return bool(select.select([self.end], [], [], 0.0)[0])
+    def _ended(self, within_s: float = 0.0) -> bool:
+        return bool(select.select([self.end], [], [], within_s)[0])
 
 
 def wait_for_any(members: Collection[Member], until: float) -> None:

@@ -38,7 +38,8 @@ class Reaper:
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(line.encode("ascii"))
+        with suppress(BrokenPipeError):  # it was killed; members still end with the controller
+            self._process.stdin.write(line.encode("ascii"))
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ class FolderError(RuntimeError):
     """The output folder cannot be used; says which file, what is wrong and what to do."""
 
 
-class DiskFull(RuntimeError):
+class DiskFull(OSError):
     """A visit could not be written; what was written before is intact."""
 
 
@@ -116,25 +116,22 @@ def finished_visits(windows: Iterable[Mapping[str, Any]], events: Iterable[Mappi
 
 
 def complete_visits(windows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Names of the visits all of whose windows are there."""
+    """Names of the visits all of whose windows are there, in whatever order its members took their turns."""
     seen: dict[str, set[tuple[int, int]]] = {}
     sizes: dict[str, int] = {}
     for window in windows:
         seen.setdefault(window["visit"], set()).add((window["position"], window["slot"]))
         sizes[window["visit"]] = len(window["members"])
-    return frozenset(visit for visit, found in seen.items() if found >= expected_windows(sizes[visit]))
+    return frozenset(visit for visit, found in seen.items() if _is_complete(found, sizes[visit]))
 
 
-def expected_windows(size: int) -> set[tuple[int, int]]:
-    """The (position, slot) of every record of a visit of ``size`` members.
+def _is_complete(found: set[tuple[int, int]], size: int) -> bool:
+    """Whether records, each a position and a slot, are all that a visit of ``size`` members has.
 
-    A single member has three windows; a set has two rounds, each every member alone in turn and then all together.
+    A single member has three windows. A set has two rounds, each with a window of every member alone and one of all.
     """
-    if size == 1:
-        return {(position, 0) for position in range(SOLO_WINDOWS)}
-    rounds = (0, size + 1)
-    alone = {(first + slot, slot) for first in rounds for slot in range(size)}
-    return alone | {(first + size, slot) for first in rounds for slot in range(size)}
+    positions, count = (SOLO_WINDOWS, SOLO_WINDOWS) if size == 1 else (2 * (size + 1), 4 * size)
+    return len(found) == count and {position for position, _ in found} == set(range(positions))
 
 
 def _lock(path: Path) -> int:
@@ -208,6 +205,6 @@ def _append(path: Path, records: Sequence[Record]) -> None:
             os.fsync(file)
         except OSError as error:
             os.ftruncate(file, size)
-            raise DiskFull(f"{path}: cannot be written: {error.strerror}; earlier visits are kept") from error
+            raise DiskFull(error.errno, f"{error.strerror}; earlier visits are kept", str(path)) from error
     finally:
         os.close(file)

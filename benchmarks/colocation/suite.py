@@ -106,6 +106,8 @@ class Suite:
     def close(self) -> None:
         """End every member and the sharing mode. Safe to call more than once."""
         self._pool.close()
+        if self._pool.stuck:
+            self._progress.say(f"processes that cannot be killed: {', '.join(map(str, self._pool.stuck))}")
         if self._mode is not None:
             self._mode.stop()
             self._mode = None
@@ -113,7 +115,7 @@ class Suite:
     def _visits(self) -> Iterator[Visit]:
         """What comes next; planned anew whenever a part of the plan is complete, with what was measured by then."""
         first = True
-        while True:
+        while len(self._abandoned) < len(self._modes):
             try:
                 plan = make_plan(self._request())
             except BudgetTooSmall:
@@ -129,10 +131,10 @@ class Suite:
                 return
 
     def _stage(self, plan: Plan) -> Iterator[Visit]:
-        """The visits up to the end of the plan's first part."""
+        """The visits up to the end of the plan's first part, or of the time."""
         stage = plan.visits[0].stage
         for number, visit in enumerate(plan.visits):
-            if visit.stage != stage:
+            if visit.stage != stage or (number and self._clock() + self._task.timing.visit_s(visit) > self._task.until):
                 return
             self._tried.add(visit.name)
             if self._is_skipped(visit):
@@ -140,8 +142,6 @@ class Suite:
                 continue
             self._upcoming = plan.visits[number:]
             yield visit
-            if self._clock() + self._task.timing.visit_s(visit) > self._task.until:
-                return
 
     def _request(self) -> Request:
         alone = summary.solos(self._folder.windows)
@@ -267,10 +267,10 @@ class Suite:
         """Note a failed visit and what follows from it."""
         workload = failure.member.workload
         self._progress.failed(visit, self._left_s(), str(failure))
-        if failure.kind == "mps_refused":
+        if failure.kind == "mps_refused" and mode.limits_memory:  # no other mode has to do with MPS
             self._give_up_mode(visit, mode, failure.message)
             return
-        self._note(visit, failure.kind, workload, failure.message)
+        self._note(visit, "died" if failure.kind == "mps_refused" else failure.kind, workload, failure.message)
         if failure.kind == "does_not_fit":
             if len(visit.members) == 1:
                 self._drop(workload, "it does not fit into memory even alone")

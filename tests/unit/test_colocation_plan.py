@@ -29,7 +29,7 @@ MPS_CAP = ModeShares("mps_cap", SHARES, restarts=True)
 
 utilisations = st.none() | st.floats(0.0, 1.0, allow_nan=False)
 workload_maps = st.dictionaries(
-    st.sampled_from([f"w{number:02d}" for number in range(12)]),
+    st.sampled_from([f"w{number:02d}" for number in range(9)]),
     st.builds(Traits, st.sampled_from(["images", "text", "gan"]), utilisations),
     min_size=1,
 )

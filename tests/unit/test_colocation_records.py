@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.colocation import records
 from benchmarks.colocation.card import add_workload, make_card, settle_card
-from benchmarks.colocation.records import DiskFull, Folder, FolderError, complete_visits, expected_windows, read
+from benchmarks.colocation.records import DiskFull, Folder, FolderError, complete_visits, read
 
 IDENTITY = {"gpu_type": "T", "gpu_uuid": "GPU-1", "driver": "580", "cuda": "13.0", "host_cores": 2}
 METHOD = {"window_s": 3.0, "settle_s": 0.5}
@@ -20,9 +20,15 @@ def card(device="cuda", *, identity=(), method=(), dry_run=False):
 
 
 def visit(name: str, *members: str) -> list[dict[str, object]]:
+    """Its records: odd occasions begin with the members alone, even ones with all together."""
+    slots = range(len(members))
+    turns = 3 * [[0]] if len(members) == 1 else 2 * [*([slot] for slot in slots), [*slots]]
+    if name.endswith("2"):
+        turns.reverse()
     return [
         {"format": 1, "visit": name, "members": list(members), "position": position, "slot": slot}
-        for position, slot in sorted(expected_windows(len(members)))
+        for position, turn in enumerate(turns)
+        for slot in turn
     ]
 
 
@@ -30,9 +36,13 @@ def lines(path: Path) -> list[str]:
     return (path / records.WINDOWS).read_text().splitlines()
 
 
-@pytest.mark.parametrize(("size", "count"), [(1, 3), (2, 8), (3, 12)])
-def test_windows_of_a_visit(size, count):
-    assert len(expected_windows(size)) == count
+@pytest.mark.parametrize("occasion", [1, 2])
+@pytest.mark.parametrize(("members", "count"), [("a", 3), ("ab", 8), ("aa", 8), ("abc", 12)])
+def test_a_visit_is_complete_with_its_last_record_and_not_before(members, count, occasion):
+    windows = visit(f"m/x#{occasion}", *members)
+    assert len(windows) == count
+    assert complete_visits(windows) == {f"m/x#{occasion}"}
+    assert not any(complete_visits(windows[:kept] + windows[kept + 1 :]) for kept in range(count))
 
 
 def test_complete_visits_come_back(tmp_path):
