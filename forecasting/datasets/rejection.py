@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 LEAST_STEPS = 8
-FOREIGN = 0.03
+FOREIGN = 0.05  # a member's own wake-ups and interrupts, which no process's clock shows, reach 0.03
 UNSTEADY = 0.08
 DRIFT = 0.10
 ABSURD = 2.0

@@ -173,7 +173,7 @@ RULES: dict[str, tuple[int, dict[str, float | None], str]] = {
     "a rate of zero": (2, {"rate": 0.0}, "no_rate"),
     "seven steps": (2, {"steps": 7}, "few_steps"),
     "eight steps": (2, {"steps": 8}, ""),
-    "strangers for 4 %": (2, {"foreign_s": 0.12}, "foreign_load"),
+    "strangers for 6 %": (2, {"foreign_s": 0.18}, "foreign_load"),
     "strangers for 2 %": (2, {"foreign_s": 0.06}, ""),
     "strangers unknown": (2, {"foreign_s": None}, ""),
     "strangers in a solo window": (0, {"foreign_s": 1.0}, "foreign_load"),
