@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import random
 import signal
 import subprocess
 import sys
+import termios
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +21,9 @@ import torch
 from benchmarks.colocation.workloads import Workload, WorkloadError, build, catalogue
 from benchmarks.colocation.workloads import __main__ as command
 from benchmarks.colocation.workloads.catalogue import Storage, configuration, configurations
-from benchmarks.colocation.workloads.helper import ENDED, FELL, CartPole, TokenBucket
+from benchmarks.colocation.workloads.helper import ENDED, FELL, REQUEST, CartPole, TokenBucket
 from benchmarks.colocation.workloads.mix import CLASSES, class_of
-from benchmarks.colocation.workloads.processes import helper_cores
+from benchmarks.colocation.workloads.processes import Helper, helper_cores
 from benchmarks.colocation.workloads.reinforcement import DISCOUNT, discounted
 from support import wait_until
 
@@ -58,6 +61,13 @@ def alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except FileNotFoundError:
         return False
+
+
+def waiting_bytes(helper: Helper) -> int:
+    """How many bytes a helper has written that nobody has read."""
+    count = array("i", [0])
+    fcntl.ioctl(helper, termios.FIONREAD, count)
+    return count[0]
 
 
 # The catalogues
@@ -137,24 +147,23 @@ def test_training_learns(built: Build) -> None:
 # Waits
 
 
-def test_a_storage_holds_its_rate_and_prefetching_hides_it(built: Build) -> None:
+def test_a_storage_holds_its_rate(built: Build) -> None:
     source = configuration("efficientnet-24-sync", "cpu").source
     assert isinstance(source, Storage)
-    workload = built("efficientnet-24-sync", "cpu")
-    read_s = 24 / source.rate
-    batches = workload._batches  # type: ignore[attr-defined]
+    batches = built("efficientnet-24-sync", "cpu")._batches  # type: ignore[attr-defined]
     batches.next()
     began = time.monotonic()
     for _ in range(10):
         batches.next()
-    assert time.monotonic() - began > 0.85 * 10 * read_s
+    assert time.monotonic() - began > 0.85 * 10 * 24 / source.rate
 
-    ahead = built("resnet-32", "cpu")._batches  # type: ignore[attr-defined]
+
+def test_only_a_prefetching_loader_reads_unasked(built: Build) -> None:
+    ahead, between = (built(name, "cpu")._batches for name in ("resnet-32", "resnet-16-sync"))  # type: ignore[attr-defined]
     ahead.next()
-    time.sleep(4 * 32 / configuration("resnet-32", "cpu").source.rate)  # type: ignore[union-attr]
-    began = time.monotonic()
-    ahead.next()
-    assert time.monotonic() - began < 0.02
+    between.next()
+    wait_until(lambda: waiting_bytes(ahead._loader) == 2, 5.0, "both batches ahead are read")
+    assert waiting_bytes(between._loader) == 0
 
 
 def test_token_bucket_by_hand() -> None:
@@ -191,7 +200,8 @@ def test_discounting_by_hand() -> None:
 def test_a_service_answers_full_batches_and_turns_the_rest_away(built: Build) -> None:
     service = built("bert-8-serve", "cpu")
     service.step()
-    time.sleep(0.3)  # as long as 66 requests need to arrive; 24 may wait
+    wait_until(lambda: waiting_bytes(service._clients) == 24 * REQUEST.size, 5.0, "three batches wait")  # type: ignore[attr-defined]
+    time.sleep(0.1)  # as long as 22 more need to arrive
     sizes = []
     gather = service._gather  # type: ignore[attr-defined]
     service._gather = lambda: sizes.append(gather()) or sizes[-1]  # type: ignore[attr-defined,func-returns-value]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -80,6 +82,20 @@ def profiled(step: Callable[[], object], synchronize: Callable[[], None], steps:
             step()
         synchronize()
     seconds = time.monotonic() - began
+    times, launches = _totals(window, device)
+    del window
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # or the recorded events would count as the workload's memory from now on
+    total = sum(times.values())
+    return {
+        "fractions": {each: spent / total if total else None for each, spent in times.items()},
+        "launches_per_step": launches / steps if total else None,
+        "seconds": seconds,
+    }
+
+
+def _totals(window: profile, device: str) -> tuple[dict[str, float], int]:
+    """Time by class (µs), and the number of launches."""
     times = dict.fromkeys(CLASSES, 0.0)
     launches = 0
     for row in window.key_averages():
@@ -93,9 +109,4 @@ def profiled(step: Callable[[], object], synchronize: Callable[[], None], steps:
             spent, counts = row.self_cpu_time_total, row.key.startswith("aten::")
         times[class_of(row.key)] += spent
         launches += row.count if counts else 0
-    total = sum(times.values())
-    return {
-        "fractions": {each: spent / total if total else None for each, spent in times.items()},
-        "launches_per_step": launches / steps if total else None,
-        "seconds": seconds,
-    }
+    return times, launches
