@@ -1,0 +1,98 @@
+"""Which pairs of jobs resemble each other: the covariance of the mixed-effects Gaussian process.
+
+The residual of a measured pair (i beside j) is a sum of effects, each a product of what matters of i and what matters
+of j: ``K = Σ w · A(i, i') · B(j, j')`` with A and B among: everything alike (``one``), the same job, the same
+family, and closeness of features at two length scales (``near``, ``far``). ``job × one`` is a known job's own offset
+(its solo rate was measured a little wrong), ``one × job`` is the aggressiveness of a known neighbour, ``job × near`` a
+known job's sensitivity to a kind of neighbour, and so on. The weights are shares of the variance of the residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cotenant.forecasting.interference.table import Floats, Ints, Jobs
+
+ONE, JOB, FAMILY, NEAR, FAR = "one", "job", "family", "near", "far"
+SIDES: tuple[str, ...] = (ONE, JOB, FAMILY, NEAR, FAR)
+NEAR_SCALE, FAR_SCALE = 0.65, 1.3  # length scales, in standard deviations of a feature times √features
+
+Weights = Mapping[tuple[str, str], float]
+
+
+def _weights(
+    *, job: float, family: float, feature: float, feature_pair: float, job_feature: float, family_feature: float
+) -> Weights:
+    """Spread the six kinds of effects over the components; a neighbour's own effects are weaker than the focal's."""
+    weights = {
+        (JOB, ONE): job,
+        (ONE, JOB): 0.6 * job,
+        (FAMILY, ONE): family,
+        (ONE, FAMILY): 0.1 * family,
+        (FAMILY, FAMILY): 0.02,
+    }
+    for scale in (NEAR, FAR):
+        weights[scale, ONE] = weights[ONE, scale] = feature / 2
+        weights[scale, scale] = feature_pair / 2
+        weights[JOB, scale] = weights[scale, JOB] = job_feature / 2
+        weights[FAMILY, scale] = weights[scale, FAMILY] = family_feature / 2
+    return weights
+
+
+# Two mixes of effects, chosen between by leave-family-out error inside the training data. The first is for residuals of
+# a mean that already knows the utilisations; the second for features that have to explain everything themselves.
+MIXES: Mapping[str, Weights] = {
+    "effects of jobs": _weights(
+        job=0.1, family=0.5, feature=0.03, feature_pair=0.05, job_feature=0.15, family_feature=0.3
+    ),
+    "effects of features": _weights(
+        job=0.03, family=0.1, feature=0.5, feature_pair=0.5, job_feature=0.03, family_feature=0.1
+    ),
+}
+NOISE = 0.1  # of one measurement, as a share of the variance of the residual
+
+
+def closeness(left: Floats, right: Floats, scale: float) -> Floats:
+    """Gaussian of the distance of standardised features, shape (left, right)."""
+    length = scale * np.sqrt(max(1, left.shape[-1]))
+    squared = np.sum((left[:, None, :] - right[None, :, :]) ** 2, axis=-1)
+    return np.asarray(np.exp(-0.5 * squared / length**2), dtype=np.float64)
+
+
+def same(left: Sequence[str], right: Sequence[str]) -> Floats:
+    """1 where the names are equal and not empty, shape (left, right)."""
+    numbers = {name: k for k, name in enumerate({*left, *right} - {""})}
+    a = np.array([numbers.get(name, -1) for name in left], dtype=np.intp).reshape(-1, 1)
+    b = np.array([numbers.get(name, -2) for name in right], dtype=np.intp).reshape(1, -1)
+    return np.asarray(a == b, dtype=np.float64)
+
+
+def sides(left: Jobs, right: Jobs) -> dict[str, Floats]:
+    """The five resemblances between two lists of jobs with standardised features, each of shape (left, right)."""
+    return {
+        ONE: np.ones((len(left), len(right))),
+        JOB: same(left.ids, right.ids),
+        FAMILY: same(left.families, right.families),
+        NEAR: closeness(left.features, right.features, NEAR_SCALE),
+        FAR: closeness(left.features, right.features, FAR_SCALE),
+    }
+
+
+def by_neighbour(weights: Weights, resemblance: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Σ over A of w(A, B) · A, for every B: ``K = Σ_B by_neighbour[B] · B`` takes five products, not fourteen."""
+    sums: dict[str, Floats] = {}
+    for (focal, other), weight in weights.items():
+        term = weight * resemblance[focal]
+        sums[other] = sums[other] + term if other in sums else term
+    return sums
+
+
+def covariance(weights: Weights, jobs: Jobs, focal: Ints, other: Ints) -> Floats:
+    """Covariance of rows (focal, other) of these jobs, shape (rows, rows), in units of the residual's variance."""
+    resemblance = sides(jobs, jobs)
+    total = np.zeros((len(focal), len(focal)))
+    for side, sums in by_neighbour(weights, resemblance).items():
+        total += sums[np.ix_(focal, focal)] * resemblance[side][np.ix_(other, other)]
+    return total
