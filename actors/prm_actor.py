@@ -56,19 +56,20 @@ class Prm:
         if self._history is not None:
             self._history.add(batch.host_id, signatures, batch.fingerprints)
         self._forecaster.observe_batch(signatures)
-        for signature in signatures:
+        briefs = [brief(signature) for signature in signatures]  # an hour of details would not fit into memory
+        for signature in briefs:
             self._book.observe(signature, batch.fingerprints[signature.job_id])
             self._jobs.setdefault(signature.job_id, deque(maxlen=KEEP_WINDOWS)).append(signature)
-        forecasts = self._forecaster.forecast_batch(list(dict.fromkeys(s.job_id for s in signatures)))
+        forecasts = self._forecaster.forecast_batch(list(dict.fromkeys(s.job_id for s in briefs)))
         measurements = [
             JobMeasurement(
                 job_id=signature.job_id,
                 fingerprint=batch.fingerprints[signature.job_id],
-                signature=brief(signature),
+                signature=signature,
                 forecast=forecasts[signature.job_id],
                 profile=self._book.profile(signature.job_id, batch.fingerprints[signature.job_id]),
             )
-            for signature in signatures
+            for signature in briefs
             if signature.job_id in forecasts
         ]
         for device in batch.devices:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cotenant.forecasting.types import Reading
+from cotenant.forecasting.types import DeviceActivity, Reading
 
 FORMAT = 1
+_ACTIVITY = tuple(each.name for each in fields(DeviceActivity) if each.name != "util")
 FaultKind = Literal["lost", "hang", "absurd", "pid_reuse", "missing"]
 
 
@@ -34,11 +35,13 @@ class Levels:
         util: Utilisation, fraction of the device.
         memory_bytes: Device memory.
         host_cores: CPU cores used outside the device (jobs only).
+        activity: What else the device says (devices only).
     """
 
     util: Reading = None
     memory_bytes: Reading = None
     host_cores: Reading = None
+    activity: DeviceActivity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +144,11 @@ def save_recording(recording: Recording, path: Path) -> None:
     samples = (
         {
             "t": sample.at_s,
-            "devices": [
-                None if levels is None else {"util": levels.util, "memory_bytes": levels.memory_bytes}
-                for levels in sample.devices
-            ],
-            "jobs": {pattern: asdict(levels) for pattern, levels in sample.jobs.items()},
+            "devices": [None if levels is None else _device_fields(levels) for levels in sample.devices],
+            "jobs": {
+                pattern: {name: getattr(levels, name) for name in ("util", "memory_bytes", "host_cores")}
+                for pattern, levels in sample.jobs.items()
+            },
         }
         for sample in recording.samples
     )
@@ -236,19 +239,33 @@ def _sample(line: _Line, gpus: int) -> RecordedSample:
     return RecordedSample(
         at_s=line.number_of("t"),
         devices=tuple(
-            None if entry is None else _levels(line.object(f"devices[{index}]", entry), "util", "memory_bytes")
+            None if entry is None else _device_levels(line.object(f"devices[{index}]", entry))
             for index, entry in enumerate(devices)
         ),
-        jobs={
-            pattern: _levels(jobs.object(pattern, entry), "util", "memory_bytes", "host_cores")
-            for pattern, entry in jobs.fields.items()
-        },
+        jobs={pattern: _job_levels(jobs.object(pattern, entry)) for pattern, entry in jobs.fields.items()},
     )
 
 
-def _levels(line: _Line, *known: str) -> Levels:
-    line.check_fields(*known)
-    return Levels(*(line.optional_number(field) for field in known))
+def _job_levels(line: _Line) -> Levels:
+    line.check_fields("util", "memory_bytes", "host_cores")
+    util, memory_bytes = line.optional_number("util"), line.optional_number("memory_bytes")
+    return Levels(util, memory_bytes, line.optional_number("host_cores"))
+
+
+def _device_levels(line: _Line) -> Levels:
+    line.check_fields("util", "memory_bytes", *_ACTIVITY)
+    activity = DeviceActivity(**{name: line.optional_number(name) for name in _ACTIVITY})
+    return Levels(
+        line.optional_number("util"),
+        line.optional_number("memory_bytes"),
+        activity=None if activity == DeviceActivity() else activity,
+    )
+
+
+def _device_fields(levels: Levels) -> dict[str, Reading]:
+    said = {} if levels.activity is None else {name: getattr(levels.activity, name) for name in _ACTIVITY}
+    known = {name: value for name, value in said.items() if value is not None}
+    return {"util": levels.util, "memory_bytes": levels.memory_bytes, **known}
 
 
 def _fault(line: _Line, gpus: int) -> Fault:

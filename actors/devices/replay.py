@@ -161,7 +161,7 @@ class ReplayBackend:
         if "absurd" in faults:
             return DeviceSample(gpu_id, ABSURD_UTIL, ABSURD_MEMORY_BYTES)
         levels = self._device_levels(gpu_id, now_s)
-        return DeviceSample(gpu_id, levels.util, levels.memory_bytes)
+        return DeviceSample(gpu_id, levels.util, levels.memory_bytes, activity=levels.activity)
 
     def _device_levels(self, gpu_id: str, now_s: float) -> Levels:
         """What the recording says of the device, else what its jobs add up to (unknown when one of them is)."""

@@ -22,6 +22,7 @@ from cotenant.actors.devices.recording import (
 from cotenant.actors.devices.registry import create_backend
 from cotenant.actors.devices.replay import ABSURD_MEMORY_BYTES, ReplayBackend
 from cotenant.configs.settings import DeviceSettings
+from cotenant.forecasting.types import DeviceActivity
 
 GPU = RecordedGpu("A100", 40 << 30)
 HEAD = {"cotenant_replay": 1, "gpus": [{"gpu_type": "A100", "memory_bytes": 40 << 30}]}
@@ -195,3 +196,18 @@ def test_errors_name_line_and_field(tmp_path: Path, lines: list[Any], message: s
     with pytest.raises(RecordingError) as caught:
         load_recording(file)
     assert message in str(caught.value)
+
+
+def test_what_else_a_device_says_is_played_and_saved(tmp_path: Path) -> None:
+    activity = DeviceActivity(membw_util=0.4, power_w=250.0)
+    path = tmp_path / "recording.jsonl"
+    save_recording(
+        Recording(
+            (GPU, GPU),
+            (RecordedSample(0.0, (Levels(0.5, 1e9, activity=activity), None), {}),),
+        ),
+        path,
+    )
+    backend = ReplayBackend(load_recording(path), "h", clock=lambda: 0.0)
+    backend.discover()
+    assert [device.activity for device in backend.sample().devices] == [activity, None]
