@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,8 +26,9 @@ _PROBE = """
 import json, torch
 if torch.cuda.is_available():
     p = torch.cuda.get_device_properties(0)
-    print(json.dumps({"gpu_type": p.name, "gpu_uuid": f"GPU-{p.uuid}", "memory_bytes": p.total_memory,
-                      "cuda": torch.version.cuda}))
+    uuid = str(getattr(p, "uuid", "")).removeprefix("GPU-")
+    print(json.dumps({"gpu_type": p.name, "gpu_uuid": f"GPU-{uuid}" if uuid else None,
+                      "memory_bytes": p.total_memory, "cuda": torch.version.cuda}))
 else:
     print(json.dumps({"cuda": torch.version.cuda}))
 """
@@ -35,16 +37,20 @@ else:
 class CudaDevice:
     """The GPU that ``CUDA_VISIBLE_DEVICES`` names first, or the first of the machine.
 
+    Args:
+        dry_run: Go without a GPU.
+        known: What an earlier ``identity`` said, which saves asking torch again.
+
     Raises:
         DeviceError: torch sees no GPU and this is no dry run.
     """
 
     name = "cuda"
 
-    def __init__(self, dry_run: bool = False) -> None:
+    def __init__(self, dry_run: bool = False, known: Mapping[str, Any] | None = None) -> None:
         self.dry_run = dry_run
         self.notes: list[str] = []
-        self._torch: dict[str, Any] = {} if dry_run else _probe()
+        self._torch: dict[str, Any] = dict(known) if known is not None else {} if dry_run else _probe()
         selector = self._torch.get("gpu_uuid") or os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or None
         self.reader: GpuReader | None = None
         try:
@@ -122,12 +128,12 @@ class _GpuSampling:
             self._reader = None
             return
         now = time.monotonic()
+        if self._ticks:  # what the first one finds may be from before the window
+            self._shares |= {pid: (now, share) for pid, share in tick.util.items()}
         self._ticks.append(tick)
-        for pid, share in tick.util.items():
-            self._shares[pid] = (now, share)
         for name, pid in self._pids.items():
-            came, share = self._shares.get(pid, (-HOLD_S, 0.0))
-            if now - came <= HOLD_S and came >= self._began:
+            came, share = self._shares.get(pid, (-math.inf, 0.0))
+            if now - came <= HOLD_S:
                 self._held[name].append((now - came, share))
         self._keep_memory(tick)
 

@@ -61,6 +61,7 @@ class MpsDaemon:
             [sys.executable, "-m", "benchmarks.colocation.mps", str(self._folder)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
         atexit.register(self.stop)
@@ -72,23 +73,26 @@ class MpsDaemon:
 
     def _launch(self, folder: Path) -> None:
         visible = {} if self._gpu is None else {"CUDA_VISIBLE_DEVICES": self._gpu}
+        said = folder / "said"
         try:
-            done = subprocess.run(
-                [CONTROL, "-d"],
-                env={**os.environ, **environment(folder), **visible},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=_START_S,
-                check=False,
-            )
+            # Into a file: a daemon that keeps its output open would hold a pipe open for ever.
+            with said.open("wb") as output:
+                done = subprocess.run(
+                    [CONTROL, "-d"],
+                    env={**os.environ, **environment(folder), **visible},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=_START_S,
+                    check=False,
+                )
         except FileNotFoundError as error:
             raise MpsError(f"{CONTROL} is not on PATH") from error
         except subprocess.TimeoutExpired as error:
             raise MpsError(f"{CONTROL} -d did not return within {_START_S:g} s") from error
         if done.returncode != 0:
-            raise MpsError(f"{CONTROL} -d failed ({done.returncode}): {done.stdout.strip() or _log(folder)}")
+            words = said.read_text(encoding="utf-8", errors="replace").strip()
+            raise MpsError(f"{CONTROL} -d failed ({done.returncode}): {words or _log(folder)}")
         deadline = time.monotonic() + _START_S
         while True:
             try:
@@ -128,17 +132,16 @@ class MpsDaemon:
             if "FAULT" in status.upper():
                 raise MpsRefused(f"MPS server {server} is in state {status}: it refuses clients; {self.log()}")
 
-    def terminate_client(self, pid: int) -> bool:
+    def terminate_client(self, pid: int) -> str | None:
         """End a client's GPU work in good order, so that its process can be killed without harm to the others.
 
         Returns:
-            Whether ``pid`` was a client.
+            What the daemon says about it; None when ``pid`` is no client.
         """
         for server in self.servers():
             if pid in self.clients(server):
-                ask(self._running(), f"terminate_client {server} {pid}")
-                return True
-        return False
+                return ask(self._running(), f"terminate_client {server} {pid}")
+        return None
 
     def log(self) -> str:
         """The last lines of the daemon's logs."""
@@ -196,7 +199,7 @@ def end_daemon(folder: Path) -> None:
     processes = _processes(folder)
     if processes:
         with suppress(MpsError):  # killed below if it cannot be asked
-            ask(folder, f"quit -t {_QUIT_S:g}", _QUIT_S + 5.0)
+            ask(folder, "quit", _QUIT_S)
         deadline = time.monotonic() + _QUIT_S
         for pid in processes:
             if not _gone(pid, deadline) and _is_ours(pid, folder):

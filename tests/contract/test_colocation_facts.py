@@ -54,7 +54,7 @@ def test_what_the_time_does_not_allow_is_unknown(tmp_path):
 def test_a_check_ends_when_its_time_is_over():
     (check,) = [check for check in facts.checks_of("cpu") if check.name == "cpu_clock"]
     answer = facts.look(check, "cpu", False, 0.05)
-    assert answer == {"verdict": "unknown", "evidence": {"why": "a load did not answer in the time of the check"}}
+    assert answer == {"verdict": "unknown", "evidence": {"why": "a load did not answer in time"}}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,7 +89,7 @@ def run(
     deadline = time.monotonic() + budget_s
     facts: list[Fact] = []
     for check in chosen:
-        facts.append(_isolated(check, device, dry_run, deadline, out_dir / "logs"))
+        facts.append(_isolated(check, device, dry_run, deadline, identity=identity, logs=out_dir / "logs"))
         tell(_row(facts[-1]))
         _write(out_dir, device, dry_run, identity, facts)
     counts = [f"{sum(fact.verdict == verdict for fact in facts)} {verdict}" for verdict in get_args(Verdict)]
@@ -97,13 +97,15 @@ def run(
     return facts
 
 
-def _isolated(check: Check, device: str, dry_run: bool, deadline: float, logs: Path) -> Fact:
+def _isolated(
+    check: Check, device: str, dry_run: bool, deadline: float, *, identity: Mapping[str, Any], logs: Path
+) -> Fact:
     began = time.monotonic()
     limit_s = min(check.limit_s, deadline - began)
     if limit_s < _LEAST_S:
         return Fact(check.name, check.statement, "unknown", {"why": "no time was left for it"}, 0.0)
     command = [sys.executable, "-m", "benchmarks.colocation.facts", "--one", check.name, "--device", device]
-    command += ["--seconds", f"{limit_s:.1f}", *(["--dry-run"] if dry_run else [])]
+    command += ["--seconds", f"{limit_s:.1f}", "--identity", json.dumps(identity), *(["--dry-run"] if dry_run else [])]
     log = logs / f"facts-{check.name}.log"
     with log.open("wb") as errors:
         process = subprocess.Popen(
@@ -159,9 +161,11 @@ def _understood(output: str, status: int, log: Path) -> tuple[Verdict, Evidence]
         return "unknown", {"why": why}
 
 
-def look(check: Check, device: str, dry_run: bool, seconds: float) -> dict[str, Any]:
+def look(
+    check: Check, device: str, dry_run: bool, seconds: float, identity: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Carry out one check in this process: its verdict and evidence."""
-    context = Context(device, dry_run, time.monotonic() + seconds)
+    context = Context(device, dry_run, time.monotonic() + seconds, dict(identity or {}))
     with context.stack:
         try:
             finding = check.look(context)

@@ -28,9 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=facts.BUDGET_S / 60, help="time for all (default: 4)")
     parser.add_argument("--one", metavar="ID", help=argparse.SUPPRESS)  # how the checks are isolated
     parser.add_argument("--seconds", type=float, default=30.0, help=argparse.SUPPRESS)
+    parser.add_argument("--identity", type=json.loads, default={}, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one is not None:
-        return _one(options.one, options.device, options.dry_run, options.seconds)
+        return _one(options)
     try:
         facts.run(options.device, options.out, options.dry_run, only=tuple(options.only), budget_s=60 * options.minutes)
     except (DeviceError, ValueError) as error:
@@ -39,11 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _one(name: str, device: str, dry_run: bool, seconds: float) -> int:
+def _one(options: argparse.Namespace) -> int:
     # Ends like an exception, so that what the check started is undone.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
-    check = next(check for check in facts.checks_of(device) if check.name == name)
-    print(json.dumps(facts.look(check, device, dry_run, seconds)), flush=True)
+    check = next(check for check in facts.checks_of(options.device) if check.name == options.one)
+    answer = facts.look(check, options.device, options.dry_run, options.seconds, options.identity)
+    print(json.dumps(answer), flush=True)
     return 0
 
 

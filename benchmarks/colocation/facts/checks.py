@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 GIB = 1 << 30
 FOREIGN_SHARE = 0.05
+_KILL_S = 5.0
 Evidence = dict[str, Any]
 
 
@@ -49,13 +51,17 @@ class Context:
         device: ``"cpu"`` or ``"cuda"``.
         dry_run: Tensors are on the CPU although the device is cuda.
         deadline: When the check must be done, on the monotonic clock.
+        identity: What the device said about itself.
         stack: What must be undone at the end of the check.
+        loads: Every load it started.
     """
 
     device: str
     dry_run: bool
     deadline: float
+    identity: Evidence = field(default_factory=dict)
     stack: ExitStack = field(default_factory=ExitStack)
+    loads: list[Load] = field(default_factory=list)
 
     @property
     def on_gpu(self) -> bool:
@@ -78,7 +84,14 @@ class Context:
 
     def load(self, env: Mapping[str, str] | None = None, core: int | None = None) -> Load:
         """Start a load; it ends with the check. Ask it for ``ready`` before anything else."""
-        return self.stack.enter_context(Load(self, env or {}, core))
+        load = self.stack.enter_context(Load(self, env or {}, core))
+        self.loads.append(load)
+        return load
+
+    def end_loads(self) -> None:
+        """End every load before the check itself ends."""
+        for load in self.loads:
+            load.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +156,17 @@ class Load:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"cmd": cmd, **arguments}).encode() + b"\n")
 
-    def answer(self) -> Evidence:
+    def answer(self, within_s: float = math.inf) -> Evidence:
         """Wait for one answer; the first is ``ready``.
 
         Raises:
-            Unknown: It ended, or the check's time is over.
+            Unknown: It ended, or did not answer within the time given or the check's.
         """
         assert self._process.stdout is not None
+        deadline = time.monotonic() + min(within_s, self._context.left_s())
         while b"\n" not in self._rest:
-            if not select.select([self._process.stdout], [], [], self._context.left_s())[0]:
-                raise Unknown("a load did not answer in the time of the check")
+            if not select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise Unknown("a load did not answer in time")
             chunk = self._process.stdout.read(65536)
             if not chunk:
                 raise Unknown(f"a load ended by itself (exit status {self._process.wait()})")
@@ -173,7 +187,8 @@ class Load:
         if self._process.poll() is None:
             self._process.send_signal(number)
             if number == signal.SIGKILL:
-                self._process.wait()
+                with suppress(subprocess.TimeoutExpired):  # stuck in a driver: nothing ends it
+                    self._process.wait(_KILL_S)
 
 
 def environment() -> dict[str, str]:

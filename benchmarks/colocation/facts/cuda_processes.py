@@ -12,6 +12,7 @@ from benchmarks.colocation.mps import MpsDaemon, MpsError, MpsRefused
 
 _STEPS = 100
 _HOLD_MIB = 4096
+_ANSWER_S = 8.0  # the neighbour has 1.5 s left to run; a fault may leave it stuck
 
 
 def checkpoint_works(context: Context) -> Finding:
@@ -54,28 +55,29 @@ def checkpoint_works(context: Context) -> Finding:
 
 def kill_without_mps(context: Context) -> Finding:
     """SIGKILL in the middle of a step, under time-slicing."""
-    return _kill(context, PLAIN, lambda victim: victim.kill())
+    return _kill(context, PLAIN, _just_kill)
 
 
 def kill_under_mps(context: Context) -> Finding:
     """SIGKILL in the middle of a step, under MPS."""
     with mps_mode(context) as (mode, daemon):
-        return _kill(context, as_client(mode), lambda victim: victim.kill(), daemon)
+        return _kill(context, as_client(mode), _just_kill, daemon)
 
 
 def terminate_under_mps(context: Context) -> Finding:
     """terminate_client first, SIGKILL after, under MPS."""
     with mps_mode(context) as (mode, daemon):
 
-        def end(victim: Load) -> None:
-            daemon.terminate_client(victim.pid)
+        def end(victim: Load) -> str:
+            answer = daemon.terminate_client(victim.pid)
             victim.kill()
+            return "it was no client" if answer is None else f"terminate_client said {answer!r}"
 
         return _kill(context, as_client(mode), end, daemon)
 
 
 def _kill(
-    context: Context, env: dict[str, str], end: Callable[[Load], None], daemon: MpsDaemon | None = None
+    context: Context, env: dict[str, str], end: Callable[[Load], str], daemon: MpsDaemon | None = None
 ) -> Finding:
     """End one of two loads at work; the other must go on, and a third must find its place."""
     victim, neighbour = context.load(env), context.load(env)
@@ -85,10 +87,10 @@ def _kill(
     neighbour.tell("run", seconds=3.0)
     time.sleep(1.5)
     began = time.monotonic()
-    end(victim)
-    evidence: Evidence = {"ended_after_s": time.monotonic() - began}
+    how = end(victim)
+    evidence: Evidence = {"how": how, "ended_after_s": time.monotonic() - began}
     try:
-        answer = neighbour.answer()
+        answer = neighbour.answer(_ANSWER_S)
         evidence["neighbour"] = {key: answer[key] for key in ("steps", "longest_s")}
         evidence["neighbour_steps_after"] = neighbour.ask("run", seconds=0.5)["steps"]
     except Unknown as error:
@@ -104,6 +106,11 @@ def _kill(
     third.kill()
     survived = bool(evidence.get("neighbour_steps_after")) and answer["longest_s"] < 1.0
     return Finding(survived and bool(evidence.get("newcomer_steps")), evidence)
+
+
+def _just_kill(victim: Load) -> str:
+    victim.kill()
+    return "SIGKILL"
 
 
 def _server_state(daemon: MpsDaemon | None) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.colocation.devices import open_device
 from benchmarks.colocation.facts.checks import Context, Unknown
 from benchmarks.colocation.gpu import CudaDevice
 from benchmarks.colocation.modes import NO_MPS, Mode, MpsMode, modes_for
@@ -15,11 +14,16 @@ from benchmarks.colocation.nvml import GpuReader
 PLAIN = dict(NO_MPS)  # the environment of a process that shares the GPU by time-slicing
 
 
+def opened_device(context: Context) -> CudaDevice:
+    """The device that is tested, closed at the end of the check."""
+    device = CudaDevice(context.dry_run, context.identity or None)
+    context.stack.callback(device.close)
+    return device
+
+
 def opened_reader(context: Context) -> GpuReader:
     """NVML on the device that is tested; ``Unknown`` where there is none."""
-    device = open_device("cuda", context.dry_run)
-    assert isinstance(device, CudaDevice)
-    context.stack.callback(device.close)
+    device = opened_device(context)
     if device.reader is None:
         raise Unknown("; ".join(device.notes))
     return device.reader
@@ -27,10 +31,8 @@ def opened_reader(context: Context) -> GpuReader:
 
 @contextmanager
 def mps_mode(context: Context, name: str = "mps") -> Iterator[tuple[Mode, MpsDaemon]]:
-    """A private daemon for the length of a check; ``Unknown`` where there is no MPS."""
-    device = open_device("cuda", context.dry_run)
-    context.stack.callback(device.close)
-    mode = modes_for(device)[name]
+    """A private daemon, ended after all loads of the check; ``Unknown`` where there is no MPS."""
+    mode = modes_for(opened_device(context))[name]
     assert isinstance(mode, MpsMode)
     usable, why = mode.available()
     if not usable:
@@ -39,6 +41,7 @@ def mps_mode(context: Context, name: str = "mps") -> Iterator[tuple[Mode, MpsDae
     try:
         yield mode, mode.daemon
     finally:
+        context.end_loads()
         mode.stop()
 
 

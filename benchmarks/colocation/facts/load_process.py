@@ -127,7 +127,8 @@ class Load:
             return {"ok": False, "error": f"this torch has none: {error}"}
         sms = self.torch.cuda.get_device_properties(0).multi_processor_count
         try:
-            contexts.GreenContext.create(num_sms=sms // 4, device_id=0)
+            # Hopper hands out multiprocessors by eights.
+            contexts.GreenContext.create(num_sms=max(8, sms // 32 * 8), device_id=0)
         except (RuntimeError, AttributeError, TypeError) as error:
             return {"ok": False, "error": f"{type(error).__name__}: {error}", "multiprocessors": sms}
         return {"ok": True, "multiprocessors": sms}

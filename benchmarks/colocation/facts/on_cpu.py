@@ -203,6 +203,7 @@ def foreign_load_is_seen(context: Context) -> Finding:
     device = CpuDevice()
     member = context.load(core=context.core)
     member.answer()
+    share_of_core(member, seconds=0.5, duty=0.25)  # no other strangers
     stranger = _python(context, _SPIN, 0, core=context.core)
     member.tell("run", seconds=3.0, duty=0.5)
     time.sleep(0.2)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.colocation.devices import open_device
 from benchmarks.colocation.facts.checks import Check, Context, Evidence, Finding, Load, Unknown
 from benchmarks.colocation.facts.cuda_processes import PROCESS_CHECKS
 from benchmarks.colocation.facts.cuda_support import (
@@ -19,6 +18,7 @@ from benchmarks.colocation.facts.cuda_support import (
     as_client,
     context_bytes,
     mps_mode,
+    opened_device,
     opened_reader,
     process_bytes,
 )
@@ -37,7 +37,6 @@ def mps_is_usable(context: Context) -> Finding:
         answer = load.ask("run", seconds=0.5)
         servers = daemon.servers()
         clients = [pid for server in servers for pid in daemon.clients(server)]
-        load.kill()
         evidence = {"steps": answer["steps"], "servers": len(servers), "is_a_client": load.pid in clients}
         return Finding(bool(evidence["is_a_client"]) and answer["steps"] > 0, {**evidence, "uid": os.getuid()})
 
@@ -59,8 +58,7 @@ def _readings(context: Context, env: dict[str, str]) -> Finding:
     light.answer()
     scale = 1 if context.on_gpu else 64  # a dry run holds it in the host's memory
     held = {"heavy": _held(heavy, _HEAVY_MIB // scale), "light": _held(light, _LIGHT_MIB // scale)}
-    device = open_device("cuda", context.dry_run)
-    context.stack.callback(device.close)
+    device = opened_device(context)
     heavy.tell("run", seconds=4.0)
     light.tell("run", seconds=4.0, duty=0.2)
     time.sleep(0.5)
@@ -178,8 +176,6 @@ def mps_caps_compute(context: Context) -> Finding:
             "whole": whole.ask("run", seconds=2.0)["rate"],
             "half": half.ask("run", seconds=2.0)["rate"],
         }
-        whole.kill()
-        half.kill()
     if not rates["whole"]:
         raise Unknown("the load made no step", rates=rates)
     ratio = rates["half"] / rates["whole"]
@@ -195,7 +191,7 @@ def allocator_fraction_is_live(context: Context) -> Finding:
         raise Unknown("NVML does not tell the device's memory")
     load = context.load(PLAIN)
     load.answer()
-    load.ask("fraction", value=(2 << 30) / total)
+    load.ask("fraction", value=(3 << 30) / total)
     evidence: Evidence = {
         "below": load.ask("hold", mib=1024)["ok"],
         "over": load.ask("hold", mib=4096).get("error", "it was given"),
@@ -203,10 +199,8 @@ def allocator_fraction_is_live(context: Context) -> Finding:
     load.ask("fraction", value=(8 << 30) / total)
     evidence["raised"] = load.ask("hold", mib=4096)["ok"]
     in_use = load.ask("fraction", value=(1 << 30) / total)
-    evidence["lowered_below_what_is_in_use"] = {
-        "reserved_bytes": in_use["reserved_bytes"],
-        "steps": load.ask("run", seconds=0.3)["steps"],
-    }
+    steps = load.ask("run", seconds=0.3)["steps"]
+    evidence["lowered_below_what_is_in_use"] = {"reserved_bytes": in_use["reserved_bytes"], "steps": steps}
     evidence["reserved_after_drop_bytes"] = load.ask("drop")["reserved_bytes"]
     evidence["over_the_lower_limit"] = load.ask("hold", mib=2048).get("error", "it was given")
     held = evidence["below"] and evidence["over"] != "it was given" and evidence["raised"]
@@ -251,8 +245,7 @@ def sampling_is_cheap(context: Context) -> Finding:
     """The step rate with and without ten readings a second, in turn."""
     load = context.load(PLAIN)
     load.answer()
-    device = open_device("cuda", context.dry_run)
-    context.stack.callback(device.close)
+    device = opened_device(context)
     rates: dict[str, list[float]] = {"without": [], "with": []}
     cost = []
     for _ in range(3):
