@@ -6,8 +6,10 @@ level that applies:
 * architecture: the architecture was measured at smaller and at larger batch sizes: its curve, linear over log2(batch)
   for the utilisation, monotone cubic (PCHIP) over the batch size for the memory;
 * beyond: it was measured, but the batch size is beyond the measured ones: the value at the end of its curve;
-* family: another architecture of its family was measured: the general line, moved by that family's mean error;
-* general: a line over log2(batch) and log2(parameters), or over log2(batch), or nothing but the distribution.
+* family: other architectures of its family were measured: the general line moved by their mean error, or their mean
+  where the number of parameters is not known;
+* general: a line over log2(batch) and log2(parameters);
+* population: the distribution of all runs. The batch size alone says less than nothing about an unknown family.
 
 The interval of a level comes from errors on runs which that level had not seen (a batch size left out, an architecture
 left out, a family left out), so an unknown family gets a wide one.
@@ -29,7 +31,7 @@ Array = npt.NDArray[np.float64]
 
 VERSION = 1
 QUANTITIES: tuple[str, ...] = ("util_mean", "util_p95", "memory")
-LEVELS: tuple[str, ...] = ("architecture", "beyond", "family", "general with parameters", "general", "population")
+LEVELS: tuple[str, ...] = ("architecture", "beyond", "family", "general", "population")
 LINES: tuple[str, ...] = LEVELS[3:]  # levels that are lines
 QUANTILES: tuple[float, ...] = (0.05, 0.1, 0.5, 0.9, 0.95)
 HIGHEST = 4  # index of the quantile a cautious reader reserves
@@ -111,8 +113,10 @@ class ColdStartClasses:
     Attributes:
         device_memory_bytes: Memory of the device it was measured on; memory values are fractions of it.
         architectures: ``curve_key`` → what was measured.
-        families: Normalised name → quantity → mean error of the general line for it.
-        lines: Level → quantity → (intercept, slope per log2 batch, slope per log2 parameters).
+        families: Normalised name → quantity → mean over its architectures.
+        offsets: Normalised name → quantity → mean error of the general line for it; only where sizes are known.
+        lines: Level → quantity → (intercept, slope per log2 batch, slope per log2 parameters); "general" is missing
+            where too few sizes are known.
         errors: Level → quantity → quantiles at ``QUANTILES`` of actual − predicted on runs the level had not seen.
         centres: Class → (util_p95, memory) of its centre, lightest first.
         scale: Width of either axis for the distance to a centre.
@@ -123,6 +127,7 @@ class ColdStartClasses:
     device_memory_bytes: float
     architectures: Mapping[str, CurvePoints]
     families: Mapping[str, Mapping[str, float]]
+    offsets: Mapping[str, Mapping[str, float]]
     lines: Mapping[str, Mapping[str, tuple[float, float, float]]]
     errors: Mapping[str, Mapping[str, tuple[float, ...]]]
     centres: tuple[tuple[float, float], ...]
@@ -147,7 +152,7 @@ class ColdStartClasses:
         )
 
     def prior(self, job: Descriptors) -> DemandProfile | None:
-        """Return a cautious profile: the upper end of the interval. None when not even the batch size is known.
+        """Return a cautious profile: the upper end of the interval. None when nothing that helps is known.
 
         Cautious because a job taken too lightly hurts its neighbours before the first measurement corrects it.
         """
@@ -197,20 +202,16 @@ class ColdStartClasses:
             inside = known.log2_batch[0] <= batch <= known.log2_batch[-1]
             level = "architecture" if inside else "beyond"
             return level, curve_at(known, batch), f"{name} was measured at {_sizes(known)}"
-        if batch is None:
-            return "population", self._line("population", 0.0, 0.0), "neither measured nor is a batch size known"
-        size = _log2(job.parameters)
-        level = "general" if size is None else "general with parameters"
-        points = self._line(level, batch, size or 0.0)
-        offsets = self.families.get(normalised(job.family))
-        if offsets is not None and size is not None:
-            moved = {key: value + offsets[key] for key, value in points.items()}
-            return "family", moved, f"other architectures of {normalised(job.family)} were measured"
-        return (
-            level,
-            points,
-            "nothing of its family was measured: guessed from batch size" + ("" if size is None else " and parameters"),
-        )
+        size, family = _log2(job.parameters), normalised(job.family)
+        line = self._line("general", batch, size)
+        if line and family in self.offsets:
+            moved = {key: value + self.offsets[family][key] for key, value in line.items()}
+            return "family", moved, f"other sizes of {family} were measured"
+        if family in self.families:
+            return "family", dict(self.families[family]), f"other runs of {family} were measured"
+        if line:
+            return "general", line, "nothing of its family was measured: guessed from batch size and parameters"
+        return "population", self._line("population", 0.0, 0.0), "nothing of its family was measured"
 
     def _measured(self, name: str, kind: str | None) -> CurvePoints | None:
         """Return the architecture's curve; of several kinds the one asked for, or any when none was."""
@@ -218,7 +219,10 @@ class ColdStartClasses:
             return self.architectures.get(curve_key(name, kind))
         return next((points for key, points in self.architectures.items() if key.partition(":")[0] == name), None)
 
-    def _line(self, level: str, batch: float, size: float) -> dict[str, float]:
+    def _line(self, level: str, batch: float | None, size: float | None) -> dict[str, float]:
+        """Return what a line says; nothing when there is none or one of its inputs is not known."""
+        if level not in self.lines or batch is None or size is None:
+            return {}
         return {
             name: base + per_batch * batch + per_size * size
             for name, (base, per_batch, per_size) in self.lines[level].items()
@@ -291,7 +295,12 @@ def _read(record: Mapping[str, Any]) -> ColdStartClasses:
         device_memory_bytes=float(record["device_memory_bytes"]),
         architectures={name: _read_curve(points) for name, points in record["architectures"].items()},
         families={name: {key: float(v[key]) for key in QUANTITIES} for name, v in record["families"].items()},
-        lines={level: {key: _three(record["lines"][level][key]) for key in QUANTITIES} for level in LINES},
+        offsets={name: {key: float(v[key]) for key in QUANTITIES} for name, v in record["offsets"].items()},
+        lines={
+            level: {key: _three(record["lines"][level][key]) for key in QUANTITIES}
+            for level in LINES
+            if level == "population" or level in record["lines"]
+        },
         errors={level: {key: _floats(record["errors"][level][key]) for key in QUANTITIES} for level in LEVELS},
         centres=tuple((float(util), float(memory)) for util, memory in record["centres"]),
         scale=(float(record["scale"][0]), float(record["scale"][1])),
@@ -308,6 +317,8 @@ def _checked(model: ColdStartClasses) -> ColdStartClasses:
     numbers: list[float] = [model.device_memory_bytes, *model.scale, *(x for centre in model.centres for x in centre)]
     for by_quantity in (*model.lines.values(), *model.errors.values()):
         numbers += [number for values in by_quantity.values() for number in values]
+    for means in (*model.families.values(), *model.offsets.values()):
+        numbers += means.values()
     for points in model.architectures.values():
         numbers += [*points.log2_batch, *(number for values in points.values.values() for number in values)]
         if not points.log2_batch or any(len(v) != len(points.log2_batch) for v in points.values.values()):

@@ -63,7 +63,7 @@ def _three_clusters(section: Mapping[str, Any] | str) -> Finding:
 
 
 def _savings(section: Mapping[str, Any] | str) -> list[Finding]:
-    size = f"Pairs across clusters save {SAVINGS[0]:.0%} and pairs within one {SAVINGS[1]:.0%}."
+    size = f"Pairs across clusters save {100 * SAVINGS[0]:.0f} % and pairs within one {100 * SAVINGS[1]:.0f} %."
     sense = "Pairs across clusters get along better than pairs within one."
     if isinstance(section, str):
         return [Finding(claim, "cannot be told", section) for claim in (size, sense)]
@@ -80,19 +80,20 @@ def _savings(section: Mapping[str, Any] | str) -> list[Finding]:
     first = Finding(
         size,
         "holds" if sized else ("holds in part" if same and saving["p"] <= CONVINCING_P else "does not hold"),
-        f"By {clusters}, {saving['pairs_across']} pairs across save {saving['across']:.1%} on average (median "
-        f"{saving['across_median']:.1%}) and {saving['pairs_within']} within save {saving['within']:.1%} "
-        f"({saving['within_median']:.1%}); relabelling the tasks gives such a difference with p = {saving['p']:.2f}. "
-        f"Unequal lengths explain part of it: the most that could be saved is {bound['across']:.1%} across and "
-        f"{bound['within']:.1%} within.",
+        f"By {clusters}, {saving['pairs_across']} pairs across save {_percent(saving['across'])} on average (median "
+        f"{_percent(saving['across_median'])}) and {saving['pairs_within']} within save {_percent(saving['within'])} "
+        f"({_percent(saving['within_median'])}); relabelling the tasks gives such a difference with "
+        f"p = {saving['p']:.2f}. Unequal lengths explain part of it: the most that could be saved is "
+        f"{_percent(bound['across'])} across and "
+        f"{_percent(bound['within'])} within.",
     )
     better = rate["across"] > rate["within"] and slowdown["across"] < slowdown["within"]
     second = Finding(
         sense,
         "does not hold" if not better else ("holds" if rate["p"] <= CONVINCING_P else "holds in part"),
-        f"While both run, pairs across save {rate['across']:.1%} and pairs within {rate['within']:.1%} "
-        f"(p = {rate['p']:.2f}); they slow each other down by {slowdown['across']:.1%} and {slowdown['within']:.1%} "
-        f"(p = {slowdown['p']:.2f}). "
+        f"While both run, pairs across save {_percent(rate['across'])} and pairs within {_percent(rate['within'])} "
+        f"(p = {rate['p']:.2f}); they slow each other down by {_percent(slowdown['across'])} "
+        f"and {_percent(slowdown['within'])} (p = {slowdown['p']:.2f}). "
         + ("" if rate["p"] <= CONVINCING_P else "So few pairs cannot show that the cluster matters."),
     )
     return [first, second]
@@ -122,4 +123,8 @@ def _threshold(section: Mapping[str, Any] | str) -> Finding:
 
 
 def _list(values: Any) -> str:
-    return "/".join(map(str, sorted(set(values))))
+    return " or ".join(map(str, sorted(set(values))))
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from sklearn.linear_model import RidgeCV
-from sklearn.preprocessing import StandardScaler
 
 from cotenant.forecasting.characterisation.clusters import clustered, scaled
 from cotenant.forecasting.characterisation.coldstart import (
@@ -31,7 +29,6 @@ Array = npt.NDArray[np.float64]
 Lines = dict[str, dict[str, tuple[float, float, float]]]
 Residuals = Mapping[str, Array]
 
-_PENALTIES = np.logspace(-3, 3, 13)
 _MIN_FAMILIES = 3
 _MIN_RESIDUALS = 8
 
@@ -62,7 +59,8 @@ def fit(runs: Runs, classes: int = 3, seed: int = 0) -> ColdStartClasses:
     return ColdStartClasses(
         device_memory_bytes=float(runs.device_memory_bytes),
         architectures={key: _curve(rows) for key, rows in _by_architecture(table)},
-        families=_offsets(table, lines),
+        families=_means(table),
+        offsets=_offsets(table, lines),
         lines=lines,
         errors=_errors(table),
         centres=tuple((float(util), float(memory)) for util, memory in centres),
@@ -101,28 +99,24 @@ def _curve(rows: pd.DataFrame) -> CurvePoints:
 
 
 def _fit_lines(table: pd.DataFrame) -> Lines:
-    """Ridge lines; without enough known sizes the line with parameters is the one without."""
+    lines: Lines = {"population": {name: (float(table[name].mean()), 0.0, 0.0) for name in QUANTITIES}}
     sized = table[table["size"].notna()]
-    lines: Lines = {level: {} for level in LINES}
-    for name in QUANTITIES:
-        lines["population"][name] = (float(table[name].mean()), 0.0, 0.0)
-        base, per_batch = _ridge(table, name, ["batch"])
-        lines["general"][name] = (base, per_batch, 0.0)
-        enough = sized["family"].nunique() >= _MIN_FAMILIES
-        if enough:
+    if sized["family"].nunique() >= _MIN_FAMILIES - 1:  # one less while a family is left out
+        lines["general"] = {}
+        for name in QUANTITIES:
             base, per_batch, per_size = _ridge(sized, name, ["batch", "size"])
-            lines["general with parameters"][name] = (base, per_batch, per_size)
-        else:
-            lines["general with parameters"][name] = lines["general"][name]
+            lines["general"][name] = (base, per_batch, per_size)
     return lines
 
 
 def _ridge(table: pd.DataFrame, target: str, features: list[str]) -> tuple[float, ...]:
-    scaler = StandardScaler().fit(table[features].to_numpy(dtype=float))
-    x = scaler.transform(table[features].to_numpy(dtype=float))
-    model = RidgeCV(_PENALTIES).fit(x, table[target].to_numpy(dtype=float))
-    slopes = model.coef_ / scaler.scale_
-    return (float(model.intercept_ - slopes @ scaler.mean_), *map(float, slopes))
+    """Return (intercept, slopes) with a penalty of one run's weight on the slopes of the standardised features."""
+    x, y = table[features].to_numpy(dtype=float), table[target].to_numpy(dtype=float)
+    centre, width = x.mean(axis=0), x.std(axis=0)
+    width = np.where(width > 0, width, 1.0)
+    z = (x - centre) / width
+    slopes = np.linalg.solve(z.T @ z + np.eye(len(features)), z.T @ (y - y.mean())) / width
+    return (float(y.mean() - slopes @ centre), *map(float, slopes))
 
 
 def _along(lines: Lines, level: str, name: str, table: pd.DataFrame) -> Array:
@@ -131,31 +125,37 @@ def _along(lines: Lines, level: str, name: str, table: pd.DataFrame) -> Array:
     return np.asarray(base + per_batch * table["batch"].to_numpy(dtype=float) + per_size * size)
 
 
-def _offsets(table: pd.DataFrame, lines: Lines) -> dict[str, dict[str, float]]:
-    """Return each family's mean error under the line with parameters; families of unknown size have none."""
+def _means(table: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Return each family's means, every architecture alike."""
     found = {}
-    for family, rows in table[table["size"].notna()].groupby("family", sort=False):
+    for family, rows in table.groupby("family", sort=False):
+        means = rows.groupby("architecture")[list(QUANTITIES)].mean()
+        found[normalised(str(family))] = {name: float(means[name].mean()) for name in QUANTITIES}
+    return found
+
+
+def _offsets(table: pd.DataFrame, lines: Lines) -> dict[str, dict[str, float]]:
+    """Return each family's mean error under the general line; none where sizes are not known."""
+    found = {}
+    sized = table[table["size"].notna()] if "general" in lines else table.iloc[:0]
+    for family, rows in sized.groupby("family", sort=False):
         found[normalised(str(family))] = {
-            name: float(np.mean(rows[name] - _along(lines, "general with parameters", name, rows)))
-            for name in QUANTITIES
+            name: float(np.mean(rows[name] - _along(lines, "general", name, rows))) for name in QUANTITIES
         }
     return found
 
 
 def _errors(table: pd.DataFrame) -> dict[str, dict[str, tuple[float, ...]]]:
     """Return the error quantiles of every level; a level that cannot be tested has those of the next wider one."""
-    tests: dict[str, Callable[[pd.DataFrame], Iterator[Residuals]]] = {
-        "population": lambda runs: _line_residuals(runs, "population"),
-        "general": lambda runs: _line_residuals(runs, "general"),
-        "general with parameters": lambda runs: _line_residuals(runs[runs["size"].notna()], "general with parameters"),
-        "family": lambda runs: _family_residuals(runs[runs["size"].notna()]),
-        "beyond": lambda runs: _curve_residuals(runs, inside=False),
-        "architecture": lambda runs: _curve_residuals(runs, inside=True),
+    tests: dict[str, list[Residuals]] = _line_residuals(table) | {
+        "family": list(_family_residuals(table)),
+        "beyond": list(_curve_residuals(table, inside=False)),
+        "architecture": list(_curve_residuals(table, inside=True)),
     }
     errors: dict[str, dict[str, tuple[float, ...]]] = {}
     wider = {name: tuple(-1.0 if q < 0.5 else (0.0 if q == 0.5 else 1.0) for q in QUANTILES) for name in QUANTITIES}
     for level in reversed(LEVELS):
-        parts = list(tests[level](table))
+        parts = tests[level]
         pooled = {name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0) for name in QUANTITIES}
         if len(pooled["memory"]) >= _MIN_RESIDUALS:
             weights = np.concatenate([np.full(len(part["memory"]), 1 / len(part["memory"])) for part in parts])
@@ -164,13 +164,20 @@ def _errors(table: pd.DataFrame) -> dict[str, dict[str, tuple[float, ...]]]:
     return errors
 
 
-def _line_residuals(table: pd.DataFrame, level: str) -> Iterator[Residuals]:
-    if table["family"].nunique() < _MIN_FAMILIES:
-        return
-    for family in table["family"].unique():
+def _line_residuals(table: pd.DataFrame) -> dict[str, list[Residuals]]:
+    """Leave one family out; the general line is tested on runs whose size is known."""
+    found: dict[str, list[Residuals]] = {level: [] for level in LINES}
+    families = table["family"].unique()
+    for family in families if len(families) >= _MIN_FAMILIES else ():
         held, rest = table[table["family"] == family], table[table["family"] != family]
         lines = _fit_lines(rest)
-        yield {name: _residual(held[name], _along(lines, level, name, held)) for name in QUANTITIES}
+        for level in lines:
+            tested = held[held["size"].notna()] if level == "general" else held
+            if len(tested):
+                found[level].append(
+                    {name: _residual(tested[name], _along(lines, level, name, tested)) for name in QUANTITIES}
+                )
+    return found
 
 
 def _family_residuals(table: pd.DataFrame) -> Iterator[Residuals]:
@@ -180,11 +187,15 @@ def _family_residuals(table: pd.DataFrame) -> Iterator[Residuals]:
         for name in names if len(names) > 1 else ():
             held = rows[rows["architecture"] == name]
             rest = table[(table["family"] != family) | (table["architecture"] != name)]
-            lines = _fit_lines(rest)
-            offset = _offsets(rest, lines)[normalised(str(family))]
+            lines, key, others = _fit_lines(rest), normalised(str(family)), rows[rows["architecture"] != name]
+            offsets, means = _offsets(others, lines), _means(others)[key]
+            known = key in offsets and bool(held["size"].notna().all())
             yield {
                 quantity: _residual(
-                    held[quantity], _along(lines, "general with parameters", quantity, held) + offset[quantity]
+                    held[quantity],
+                    _along(lines, "general", quantity, held) + offsets[key][quantity]
+                    if known
+                    else np.full(len(held), means[quantity]),
                 )
                 for quantity in QUANTITIES
             }

@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from cotenant import __version__, _attach, _preflight, _render
+from cotenant._characterise import characterise
 from cotenant._hint_options import with_hint_options
 from cotenant.scheduler.errors import CotenantError, NotPlaceable
 from cotenant.scheduler.hints import check_job_id, metadata_hints, parse_hints
@@ -397,6 +398,9 @@ def doctor(
 def version() -> None:
     """Print the version."""
     typer.echo(f"cotenant {__version__}")
+
+
+app.command()(characterise)
 
 
 # -- shared steps -----------------------------------------------------------------------------------------------------
