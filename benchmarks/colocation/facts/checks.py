@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 GIB = 1 << 30
 FOREIGN_SHARE = 0.05
+SHARE_ERROR = 0.02
 _KILL_S = 5.0
 Evidence = dict[str, Any]
 
@@ -202,19 +203,26 @@ def environment() -> dict[str, str]:
     }
 
 
-def share_of_core(load: Load, seconds: float = 2.0, duty: float | None = None) -> float:
+def share_of_core(load: Load, seconds: float = 2.0, duty: float | None = None, cap: float | None = None) -> float:
     """The share of the device's core that a load uses.
 
+    Args:
+        load: The load.
+        seconds: How long it is watched.
+        duty: The cap it keeps by itself.
+        cap: The cap it is held to by others.
+
     Raises:
-        Unknown: Strangers used the core: then a load cannot get more than they leave.
+        Unknown: Strangers used the core, and the load did not reach its cap: it cannot get more than they leave.
     """
+    target = cap if duty is None else duty
     device = CpuDevice()
     device.start_sampling({"load": load.pid})
     answer = load.ask("run", seconds=seconds, duty=duty)
     readings = device.stop_sampling()
     foreign = (readings.foreign_s or 0.0) / readings.seconds
     share = float(answer["cpu_s"] / answer["seconds"])
-    if foreign > FOREIGN_SHARE:
+    if foreign > FOREIGN_SHARE and (target is None or share < target - SHARE_ERROR):
         raise Unknown("strangers used the core", foreign_share=foreign, share=share, duty=duty)
     return share
 
