@@ -90,7 +90,7 @@ def _savings(section: Mapping[str, Any] | str) -> list[Finding]:
     better = rate["across"] > rate["within"] and slowdown["across"] < slowdown["within"]
     second = Finding(
         sense,
-        "does not hold" if not better else ("holds" if rate["p"] <= CONVINCING_P else "holds in part"),
+        "does not hold" if not better else ("holds" if rate["p"] <= CONVINCING_P else "cannot be told"),
         f"While both run, pairs across save {_percent(rate['across'])} and pairs within {_percent(rate['within'])} "
         f"(p = {rate['p']:.2f}); they slow each other down by {_percent(slowdown['across'])} "
         f"and {_percent(slowdown['within'])} (p = {slowdown['p']:.2f}). "

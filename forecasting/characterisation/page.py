@@ -57,7 +57,8 @@ tbody tr:nth-child(even) { background: var(--stripe); }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 18px; padding: 0; margin: 0 0 8px;
   font-size: .9rem; }
 .legend span { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 6px; }
-.chart { width: 100%; overflow: hidden; margin-bottom: 14px; }
+.chart { width: 100%; overflow-x: auto; overflow-y: hidden; margin-bottom: 14px; }
+.chart > div { min-width: 700px; }
 details { margin: 0 0 14px; }
 summary { cursor: pointer; }
 .infolayer text, .xaxislayer-above text, .yaxislayer-above text { fill: var(--ink) !important; }
