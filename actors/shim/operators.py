@@ -6,6 +6,8 @@ steps it covers, and reading it takes a moment. torch is not imported here: a pr
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -128,18 +130,27 @@ class OperatorProfile:
         profiler = torch.autograd.profiler.profile(use_device="cuda" if uses_gpu else None, use_kineto=True)
         profiler.__enter__()
         self._profiler, self._thread = profiler, threading.get_ident()
+        atexit.register(self._abandon)
         self._began = (step, now)
         self._input.watch(torch)
         self.disturbs = True
 
     def _stop(self, step: int, now: float) -> MixReport | None:
         profiler, self._profiler = self._profiler, None
+        atexit.unregister(self._abandon)
         batch_size = self._input.unwatch()
         profiler.__exit__(None, None, None)
         self._made += 1
         self._made_s, self._usual_s, self._changed_blocks = now, None, 0
         self._block.clear()
         return summary(profiler.kineto_results.events(), step - self._began[0], step, batch_size)
+
+    def _abandon(self) -> None:
+        """The program ends in the middle of a profile: torch would complain on stderr if it were left open."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None and threading.get_ident() == self._thread:
+            with contextlib.suppress(Exception):
+                profiler.__exit__(None, None, None)
 
     def _give_up(self, error: Exception) -> None:
         self._over = True
