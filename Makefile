@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: run test check bench docs clean lock venv
+.PHONY: run test check bench colocation docs clean lock venv
 
 run: venv  ## the demo: real jobs share devices; about five minutes; build/demo/report.html
 	$(BIN)/python examples/demo.py --out build/demo
@@ -24,6 +24,9 @@ bench: venv  ## all benchmarks, about ten minutes; tables on the terminal, JSON 
 	mkdir -p build/bench
 	set -e; for script in sampler overhead workloads shares core latency forecast_demand; do \
 	  echo "== $$script"; $(BIN)/python benchmarks/$$script.py --json build/bench/$$script.json; done
+
+colocation: venv  ## measure how workloads share a device of this machine; 40 minutes, idle machine; resumable
+	$(BIN)/python -m benchmarks.colocation --device cpu --out build/colocation/cpu
 
 docs: venv  ## regenerate the documents that are made from code (OpenAPI)
 	$(BIN)/python -m cotenant.dashboards.openapi
