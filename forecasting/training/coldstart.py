@@ -225,12 +225,16 @@ def _quantiles(residuals: Array, weights: Array, groups: int) -> tuple[float, ..
     """Return weighted quantiles (every group weighs the same), taken further out because the groups are few.
 
     With g groups a level q is replaced by q + (q − ½)/g, the correction of split conformal prediction with a group in
-    the place of a point; beyond the last residual it stays there.
+    the place of a point; beyond the last residual it stays there. The middle is 0, the estimate itself, where the
+    outer quantiles allow it: a few groups cannot say by how much it is biased.
     """
     order = np.argsort(residuals)
     places = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
     levels = np.clip([q + (q - 0.5) / groups for q in QUANTILES], 0.0, 1.0)
-    return tuple(float(value) for value in np.interp(levels, places, residuals[order]))
+    found = np.interp(levels, places, residuals[order])
+    middle = QUANTILES.index(0.5)
+    found[middle] = np.clip(0.0, found[middle - 1], found[middle + 1])
+    return tuple(found.tolist())
 
 
 @dataclass(frozen=True, slots=True)
