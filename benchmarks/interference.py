@@ -309,12 +309,11 @@ def of_ours(case: Case, ours: Ours) -> Iterator[Row]:
 
 
 def _coverage(label: str, held: Folds, protocol: str) -> Iterator[Row]:
-    """Coverage of the 80 % intervals: 78 to 82 % overall, no family below 65 %."""
+    """Coverage of the 80 % intervals: overall within 2 points of 80 %, no family below 65 %."""
     parts = {name: np.concatenate(values) for name, values in held.inside.items()}
     overall = float(np.mean(np.concatenate(list(parts.values()))))
-    yield Row(
-        label, "cotenant", "coverage of the 80 % interval", overall, "1", goal=">= 0.78", met=0.78 <= overall <= 0.82
-    )
+    yield Row(label, "cotenant", "coverage of the 80 % interval", overall, "1")
+    yield Row(label, "cotenant", "that coverage, off from 0.80 by", abs(overall - 0.8), "1", goal="<= 0.02")
     if protocol == "LOF":
         name, worst = min(((name, float(values.mean())) for name, values in parts.items()), key=lambda each: each[1])
         yield Row(label, "cotenant", f"coverage, worst family ({name})", worst, "1", goal=">= 0.65")

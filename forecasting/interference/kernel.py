@@ -54,11 +54,9 @@ MIXES: Mapping[str, Weights] = {
 NOISE = 0.1  # of one measurement, as a share of the variance of the residual
 
 
-def closeness(left: Floats, right: Floats, scale: float) -> Floats:
-    """Gaussian of the distance of standardised features, shape (left, right)."""
-    length = scale * np.sqrt(max(1, left.shape[-1]))
-    squared = np.sum((left[:, None, :] - right[None, :, :]) ** 2, axis=-1)
-    return np.asarray(np.exp(-0.5 * squared / length**2), dtype=np.float64)
+def closeness(squared: Floats, scale: float, features: int) -> Floats:
+    """Gaussian of squared distances between standardised features, of which there are ``features``; same shape."""
+    return np.asarray(np.exp(squared * (-0.5 / (scale**2 * max(1, features)))), dtype=np.float64)
 
 
 def same(left: Sequence[str], right: Sequence[str]) -> Floats:
@@ -71,12 +69,14 @@ def same(left: Sequence[str], right: Sequence[str]) -> Floats:
 
 def sides(left: Jobs, right: Jobs) -> dict[str, Floats]:
     """The five resemblances between two lists of jobs with standardised features, each of shape (left, right)."""
+    count = left.features.shape[1]
+    squared = np.sum((left.features[:, None, :] - right.features[None, :, :]) ** 2, axis=-1)
     return {
         ONE: np.ones((len(left), len(right))),
         JOB: same(left.ids, right.ids),
         FAMILY: same(left.families, right.families),
-        NEAR: closeness(left.features, right.features, NEAR_SCALE),
-        FAR: closeness(left.features, right.features, FAR_SCALE),
+        NEAR: closeness(squared, NEAR_SCALE, count),
+        FAR: closeness(squared, FAR_SCALE, count),
     }
 
 

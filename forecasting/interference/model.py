@@ -31,7 +31,6 @@ from cotenant.forecasting.interference.kernel import (
     by_neighbour,
     closeness,
     covariance,
-    sides,
 )
 from cotenant.forecasting.interference.physics import Physics
 from cotenant.forecasting.interference.posterior import Posterior, solve
@@ -41,7 +40,7 @@ LEAST = 0.01  # a throughput of 0 would mean an infinite slowdown
 GRID: Mapping[str, Floats] = {"util": np.linspace(0.0, 1.0, 11), "membw_util": np.linspace(0.0, 1.0, 6)}
 MISSING_WIDENS = 1.25  # the interval, per feature of either job that had to be guessed
 PARTS = ("physics", "own", "neighbour")
-_CHUNK = 256  # rows at once: bounds the memory
+_CHUNK = 1024  # rows at once: bounds the memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,9 +102,11 @@ class PairModel:
     alpha: Floats | None = None
     _spread: Floats = field(init=False, repr=False)
     _known: Jobs = field(init=False, repr=False)
+    _lookup: _Lookup = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_known", self.standardised(self.table.jobs))
+        object.__setattr__(self, "_lookup", _lookup(self.table, self._known, self.scaling))
         alpha = self.posterior().alpha if self.alpha is None else self.alpha
         object.__setattr__(self, "alpha", alpha)
         spread = np.zeros((len(self.table.jobs), len(self.table.jobs)))
@@ -156,11 +157,13 @@ class PairModel:
             from other jobs.
         """
         values = np.array(jobs.features, dtype=np.float64)
-        where = {name: k for k, name in enumerate(self.table.jobs.ids)}
+        gaps = np.isnan(values)
+        if not gaps.any():
+            return jobs, np.zeros(len(jobs))
         for row, name in enumerate(jobs.ids):
-            if name in where:
-                gaps = np.isnan(values[row])
-                values[row, gaps] = self.table.jobs.features[where[name], gaps]
+            if name in self._lookup.place:
+                known = self.table.jobs.features[self._lookup.place[name]]
+                values[row, gaps[row]] = known[gaps[row]]
         gaps = np.isnan(values)
         if UTIL in self.table.names:
             column = self.table.names.index(UTIL)
@@ -238,20 +241,24 @@ class PairModel:
 
     def _surface(self, jobs: Jobs, axes: list[str]) -> _Surface:
         """Everything about these jobs that does not depend on who shares with whom."""
-        known = self._known
-        alike = sides(self.standardised(jobs), known)
-        drive = {side: sums @ self._spread for side, sums in by_neighbour(self.weights, alike).items()}
-        place = {name: k for k, name in enumerate(self.table.jobs.ids)}
-        recorded = np.array([place.get(name, -1) for name in jobs.ids], dtype=np.intp)
+        lookup, scaled = self._lookup, self.standardised(jobs)
+        alike = lookup.alike(scaled)
+        recorded = np.array([lookup.place.get(name, -1) for name in jobs.ids], dtype=np.intp)
         points = _points(self.table.names, axes, jobs.features, self.table.jobs.features, recorded)
-        scaled = (points - self.scaling.centre) / self.scaling.spread
-        close = {
-            side: closeness(scaled.reshape(-1, scaled.shape[-1]), known.features, scale).reshape(
-                *scaled.shape[:2], len(known)
-            )
-            for side, scale in ((NEAR, NEAR_SCALE), (FAR, FAR_SCALE))
-        }
-        return _Surface(self.table.names, axes, points, recorded >= 0, jobs.features, drive, alike, close)
+        others = [k for k, name in enumerate(self.table.names) if name not in axes]
+        on_record = (points[:, 0] - self.scaling.centre) / self.scaling.spread
+        return _Surface(
+            self.table.names,
+            axes,
+            points,
+            recorded >= 0,
+            jobs.features,
+            {side: sums @ self._spread for side, sums in by_neighbour(self.weights, alike).items()},
+            alike,
+            _close(on_record, self._known.features, len(self.table.names)),
+            _close(scaled.features[:, others], self._known.features[:, others], len(self.table.names)),
+            lookup.grid,
+        )
 
     def _ends(self, jobs: Jobs, guessed: Floats, focal: Ints, other: Ints, mid: Floats) -> tuple[Floats, Floats]:
         novelty = self.novelty(jobs)
@@ -267,9 +274,7 @@ class PairModel:
 
     def novelty(self, jobs: Jobs) -> Ints:
         """Per job: 0 = measured beside others before, 1 = its family was, 2 = neither."""
-        measured = np.unique(np.concatenate([self.table.focal, self.table.other]))
-        ids = {self.table.jobs.ids[k] for k in measured}
-        families = {self.table.jobs.families[k] for k in measured} - {""}
+        ids, families = self._lookup.measured, self._lookup.measured_families
         return np.array(
             [
                 0 if name in ids else 1 if family in families else 2
@@ -285,6 +290,58 @@ def situations(focal: Ints, other: Ints) -> Ints:
     of_focal = np.array([PAIR, JOB_FOCAL, FAMILY_FOCAL], dtype=np.intp)
     of_other = np.array([PAIR, JOB_OTHER, FAMILY_OTHER], dtype=np.intp)
     return np.where(focal == hardest, of_focal[hardest], of_other[hardest])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lookup:
+    """What of a model does not change from one prediction to the next."""
+
+    known: Jobs
+    place: Mapping[str, int]
+    families: Mapping[str, Floats]  # per family, which known jobs belong to it: (known,)
+    measured: frozenset[str]
+    measured_families: frozenset[str]
+    grid: Mapping[str, Floats]
+
+    def alike(self, jobs: Jobs) -> dict[str, Floats]:
+        """``kernel.sides`` of these standardised jobs and the known ones, from what is prepared."""
+        count = len(self.known)
+        nobody = np.zeros(count)
+        same_job = np.zeros((len(jobs), count))
+        for row, name in enumerate(jobs.ids):
+            if name in self.place:
+                same_job[row, self.place[name]] = 1.0
+        family = np.array([self.families.get(name, nobody) for name in jobs.families]).reshape(len(jobs), count)
+        return {
+            ONE: np.ones((len(jobs), count)),
+            JOB: same_job,
+            FAMILY: family,
+            **_close(jobs.features, self.known.features, jobs.features.shape[1]),
+        }
+
+
+def _lookup(table: PairTable, known: Jobs, scaling: Scaling) -> _Lookup:
+    axes = [name for name in DEMANDS if name in table.names]
+    columns = [table.names.index(name) for name in axes]
+    mesh = np.meshgrid(*(GRID[name] for name in axes), indexing="ij")
+    demands = np.stack([axis.ravel() for axis in mesh], axis=1) if axes else np.zeros((1, 0))
+    demands = (demands - scaling.centre[columns]) / scaling.spread[columns]
+    measured = np.unique(np.concatenate([table.focal, table.other]))
+    names = set(known.families) - {""}
+    return _Lookup(
+        known,
+        {name: k for k, name in enumerate(known.ids)},
+        {name: np.array([name == each for each in known.families], dtype=np.float64) for name in names},
+        frozenset(known.ids[k] for k in measured),
+        frozenset(known.families[k] for k in measured) - {""},
+        _close(demands, known.features[:, columns], len(table.names)),
+    )
+
+
+def _close(left: Floats, right: Floats, features: int) -> dict[str, Floats]:
+    """Closeness at both length scales over some of the ``features``: those of several parts multiply to the whole's."""
+    squared = np.sum((left[:, None, :] - right[None, :, :]) ** 2, axis=-1)
+    return {side: closeness(squared, scale, features) for side, scale in ((NEAR, NEAR_SCALE), (FAR, FAR_SCALE))}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -304,7 +361,9 @@ class _Surface:
     features: Floats
     drive: Mapping[str, Floats]
     alike: Mapping[str, Floats]
-    close: Mapping[str, Floats]
+    exact: Mapping[str, Floats]  # closeness at the demands on record: (jobs, known)
+    rest: Mapping[str, Floats]  # closeness but for the demands: (jobs, known)
+    grid: Mapping[str, Floats]  # closeness of the demands of the grid's points: (grid, known)
 
     def effects(self, focal: Ints, other: Ints) -> tuple[Floats, Floats, Floats]:
         """The learnt effects of pairs, in standard deviations.
@@ -317,8 +376,10 @@ class _Surface:
         for side in (JOB, FAMILY):
             neighbour += np.einsum("rj,rj->r", self.drive[side][focal], self.alike[side][other])
         similar = np.zeros((len(focal), self.points.shape[1]))
-        for side, matrix in self.close.items():
-            similar += np.matmul(matrix[other], self.drive[side][focal][:, :, None])[:, :, 0]
+        for side, grid in self.grid.items():
+            force = self.drive[side][focal]
+            similar[:, 0] += np.einsum("rj,rj->r", force, self.exact[side][other])
+            similar[:, 1:] += (force * self.rest[side][other]) @ grid.T
         return self.drive[ONE][focal].sum(axis=1), neighbour, similar
 
     def mid(self, throughput: Floats, other: Ints) -> Floats:
