@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.forecasting.demand.arrays import FAR, Array, Flags, Indexes, Rows, median_of_four
+from cotenant.forecasting.demand.arrays import FAR, Array, Indexes, Rows, median_of_four
 
 TAKE = 4  # analogues that make one forecast
+PATIENCE = 0.6  # ticks between choices, times gain
+YOUNG = 8  # series with fewer values choose at every tick
 TOLERANCE = 0.002  # distances below this, times √gain, are equally good: 0.2 % of the unit of the series
 
 
@@ -58,7 +60,7 @@ class Analogues:
         self._chosen[row] = self._last
         self._weights[row] = 0.0
 
-    def step(self, rows: Rows, history: Array, outcomes: Array, counts: Indexes, due: Flags) -> Array:
+    def step(self, rows: Rows, history: Array, outcomes: Array, counts: Indexes, numbers: Indexes) -> Array:
         """Take in one tick and forecast.
 
         Args:
@@ -66,15 +68,18 @@ class Analogues:
             history: Their values in which likeness is sought, newest first, shape (n, > last); unknown ones ``FAR``.
             outcomes: The values to forecast, in the same places; the same array unless they are means of the others.
             counts: Values each had before this tick, shape (n,).
-            due: Which of them choose their lags anew, shape (n,).
+            numbers: The series' row numbers, shape (n,).
 
         Returns:
             Predictions of shape (n, horizons, width); the present value where nothing is known to look alike.
         """
         self._update(rows, np.abs(history[:, 1 : self._last + 1] - history[:, :1]), counts)
-        if due.any():
-            numbers = np.arange(len(self._weights))[rows]
-            self._choose(rows if due.all() else numbers[due])
+        for k, gain in enumerate(self._gains):
+            # What a small gain finds changes slowly: its lags are chosen anew every few ticks, the series taking turns.
+            every = max(1, int(PATIENCE / gain))
+            due = ((counts + numbers) % every == 0) | (counts < YOUNG)
+            if due.any():
+                self._choose(rows if due.all() else numbers[due], k)
         return self._predict(rows, outcomes)
 
     def _update(self, rows: Rows, gaps: Array, counts: Indexes) -> None:
@@ -89,32 +94,33 @@ class Analogues:
             after = np.where(known == 0, gaps, before + np.maximum(np.float32(gain), share) * (gaps - before))
             self._distances[k, rows] = np.where(known < 0, np.float32(FAR), after)
 
-    def _choose(self, rows: Rows) -> None:
-        for k, gain in enumerate(self._gains):
-            distances = self._distances[k, rows]
-            slack = np.float32(TOLERANCE * gain**0.5)
-            best: Indexes | None = None
-            scores: Array | None = None
-            longer = self._last + 1
-            for j in sorted(range(len(self._horizons)), key=lambda j: -self._horizons[j]):
-                # A shorter horizon only adds lags below the longer one's: its best are among those and the longer's.
-                first = self._horizons[j]
-                more, distance = _smallest(distances[:, first - 1 : longer - 1], first)
-                if best is not None and scores is not None:
-                    more, distance = np.concatenate([best, more], axis=1), np.concatenate([scores, distance], axis=1)
-                    kept = np.argpartition(distance, TAKE - 1, axis=1)[:, :TAKE]
-                    more = np.take_along_axis(more, kept, axis=1)
-                    distance = np.take_along_axis(distance, kept, axis=1)
-                best, scores, longer = more, distance, first
-                likeness = np.square((scores.min(axis=1, keepdims=True) + slack) / (scores + slack))
-                self._chosen[rows, k, j] = best
-                self._weights[rows, k, j] = np.where(scores < FAR / 2, likeness, 0.0)
+    def _choose(self, rows: Rows, k: int) -> None:
+        distances = self._distances[k, rows]
+        slack = np.float32(TOLERANCE * self._gains[k] ** 0.5)
+        best: Indexes | None = None
+        scores: Array | None = None
+        longer = self._last + 1
+        for j in sorted(range(len(self._horizons)), key=lambda j: -self._horizons[j]):
+            # A shorter horizon only adds lags below the longer one's: its best are among those and the longer's.
+            first = self._horizons[j]
+            more, distance = _smallest(distances[:, first - 1 : longer - 1], first)
+            if best is not None and scores is not None:
+                more, distance = np.concatenate([best, more], axis=1), np.concatenate([scores, distance], axis=1)
+                kept = np.argpartition(distance, TAKE - 1, axis=1)[:, :TAKE]
+                more = np.take_along_axis(more, kept, axis=1)
+                distance = np.take_along_axis(distance, kept, axis=1)
+            best, scores, longer = more, distance, first
+            likeness = np.square((scores.min(axis=1, keepdims=True) + slack) / (scores + slack))
+            self._chosen[rows, k, j] = best
+            self._weights[rows, k, j] = np.where(scores < FAR / 2, likeness, 0.0)
 
     def _predict(self, rows: Rows, outcomes: Array) -> Array:
         n = len(outcomes)
         lags, weights = self._chosen[rows], self._weights[rows]
         now = outcomes[:, 0][:, None, None]
-        after = np.take_along_axis(outcomes, (lags - self._ahead).reshape(n, -1), axis=1).reshape(lags.shape)
+        places = lags - self._ahead
+        places += (np.arange(n) * outcomes.shape[1])[:, None, None, None]
+        after = outcomes.ravel().take(places)
         total = weights.sum(axis=-1)
         blind = total <= 0.0
         mean = (after * weights).sum(axis=-1) / np.where(blind, 1.0, total)

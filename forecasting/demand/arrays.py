@@ -28,11 +28,23 @@ def grown(old: npt.NDArray[np.float32], axis: int, size: int, fill: float) -> np
 
 
 def weighted_median(values: Array, weights: Array) -> Array:
-    """Return the smallest value that has at least half of the weight at or below it, along the last axis."""
-    order = np.argsort(values, axis=-1)
-    ranked = np.take_along_axis(weights, order, axis=-1).cumsum(axis=-1)
-    position = np.minimum((ranked < 0.5 * ranked[..., -1:]).sum(axis=-1, keepdims=True), values.shape[-1] - 1)
-    middle: Array = np.take_along_axis(values, np.take_along_axis(order, position, axis=-1), axis=-1)[..., 0]
+    """Return the smallest value that has at least half of the weight at or below it, along the last, short axis.
+
+    Compares all pairs: for a dozen values that is several times quicker than sorting them with their weights.
+    """
+    count = values.shape[-1]
+    v = [np.ascontiguousarray(values[..., i]) for i in range(count)]
+    w = [np.ascontiguousarray(weights[..., i]) for i in range(count)]
+    below = [each.copy() for each in w]
+    for i in range(count):
+        for j in range(i):
+            lower = v[j] <= v[i]  # of equal values one gets the weight of both, which suffices
+            below[i] += w[j] * lower
+            below[j] += w[i] * ~lower
+    half = np.float32(0.5 - 1e-6) * weights.sum(axis=-1)
+    middle: Array = np.full_like(v[0], np.inf)
+    for i in range(count):
+        np.minimum(middle, v[i], out=middle, where=below[i] >= half)
     return middle
 
 
@@ -50,6 +62,6 @@ def median_of_four(values: Array, weights: Array) -> Array:
     """Return ``weighted_median`` along a last axis of length 4, several times quicker."""
     v, w = sorted_four(values, weights)
     two = w[0] + w[1]
-    half = 0.5 * (two + w[2] + w[3])
+    half = np.float32(0.5 - 1e-6) * (two + w[2] + w[3])
     middle: Array = np.where(w[0] >= half, v[0], np.where(two >= half, v[1], np.where(two + w[2] >= half, v[2], v[3])))
     return middle

@@ -18,7 +18,7 @@ from cotenant.forecasting.types import LEVELS
 MEMORY = 0.995  # of the histograms, per error
 POOLED = 0.1  # weight of the errors of all states beside those of the present one
 PRIOR_ERRORS = 3.0  # a series starts as if it had made so many errors, evenly spread over its first span
-STEP = 0.01  # of the correction, in recent largest errors
+STEP = 0.005  # of the correction, in recent largest errors
 MOST = 0.3  # the correction in units of the series
 
 _HEIGHTS = np.array([0.05, 0.5, 0.95], dtype=np.float32)  # limits of the states: of the value …
@@ -109,12 +109,14 @@ class Calibration:
         weights = self._states[rows[:, None], self._line, states]
         weights += np.float32(POOLED) * self._pooled[rows]
         # Bins first: numpy is quick along a long last axis, and slow along a short one.
-        sums = np.cumsum(np.ascontiguousarray(weights.reshape(-1, BINS).T), axis=0)
+        sums = np.ascontiguousarray(weights.reshape(-1, BINS).T)
+        for i in range(1, BINS):
+            sums[i] += sums[i - 1]
         each = np.arange(sums.shape[1])
         offsets = np.empty((len(_TAUS), sums.shape[1]), dtype=np.float32)
         for i, tau in enumerate(_TAUS):
             wanted = tau * sums[-1]
-            index = np.minimum((sums < wanted).sum(axis=0, dtype=np.int8).astype(np.intp), BINS - 1)
+            index = np.minimum((sums < wanted).view(np.int8).sum(axis=0, dtype=np.int8).astype(np.intp), BINS - 1)
             below = np.where(index > 0, sums[index - 1, each], 0.0)
             part = (wanted - below) / np.maximum(sums[index, each] - below, 1e-12)
             offset = EDGES[index] + np.minimum(part, 1.0) * _WIDTHS[index]

@@ -8,13 +8,14 @@ from typing import Protocol
 
 import numpy as np
 
-from cotenant.forecasting.demand.analogues import Analogues
+from cotenant.forecasting.demand.analogues import YOUNG, Analogues
 from cotenant.forecasting.demand.arrays import FAR, Array, Flags, Indexes, Rows, grown, span
 from cotenant.forecasting.demand.calibration import Calibration, Said
 from cotenant.forecasting.demand.mixing import Gate, Hedge
 from cotenant.forecasting.types import LEVELS
 
 _MEDIAN_OF = 30
+_MEDIAN_EVERY = 4  # the series taking turns
 _ANCHOR_TICKS = 10.0  # what is known beforehand counts as so many ticks in the mean of the whole past
 
 
@@ -27,7 +28,6 @@ class MixtureSettings:
         last: Largest lag of the analogues, in ticks.
         gains: One kind of analogues per gain.
         averages: Gains of the exponentially weighted averages.
-        every: Analogues and sliding medians are chosen anew at every so-manieth tick of a series, in turn.
         first_span: How far a series may move before anything is known of its errors, in its units.
         gate_prior: How readily the gate opens: variance of its coefficients before anything was seen.
         most: The largest value possible.
@@ -37,7 +37,6 @@ class MixtureSettings:
     last: int = 128
     gains: tuple[float, ...] = (0.5, 0.3, 0.15)
     averages: tuple[float, ...] = (0.3, 0.1)
-    every: int = 1
     first_span: float = 0.5
     gate_prior: float = 3.0
     most: float = 1.0
@@ -53,12 +52,14 @@ class Moment:
         counts: Values each had before this one, shape (n,).
         simple: Predictions of the built-in experts, shape (n, horizons, simple experts): persistence, the averages,
             the sliding median, the mean of the whole past, then the analogues (weighted median and mean per gain).
+        common: How many of these come before the analogues; they are the same for all horizons.
     """
 
     rows: Indexes
     history: Array
     counts: Indexes
     simple: Array
+    common: int
 
 
 class Expert(Protocol):
@@ -178,12 +179,12 @@ class SeriesMixture:
         """
         where = span(rows)
         truth = values if truth is None else truth
-        counts = self._counts[where]
+        counts = self._counts[where].copy()
         history = np.concatenate([values[:, None], self._history[where, :-1]], axis=1)
         self._history[where] = history
         self._judge(rows, where, truth)
         simple = self._simple_experts(rows, where, history, truth)
-        moment = Moment(rows, history, counts, simple)
+        moment = Moment(rows, history, counts, simple, self._simple - self._analogues.width)
         parts = [simple, *(expert.step(moment) for expert in self._experts)]
         if outside is not None:
             parts.append(outside.astype(np.float32))
@@ -226,23 +227,22 @@ class SeriesMixture:
     def _simple_experts(self, rows: Indexes, where: Rows, history: Array, truth: Array) -> Array:
         n, horizons, counts = len(rows), len(self.settings.horizons), self._counts[where]
         values = history[:, 0]
-        due = (counts + rows) % self.settings.every == 0
-        due |= counts < 8
         gains = np.maximum(np.array(self.settings.averages, dtype=np.float32), 1.0 / (counts[:, None] + 1.0))
         averages = self._averages[where] + gains.astype(np.float32) * (values[:, None] - self._averages[where])
         self._averages[where] = averages
         self._past[where, 0] += values
         self._past[where, 1] += 1.0
-        self._refresh_median(rows, history, counts, due)
+        self._refresh_median(rows, history, counts)
         simple = np.empty((n, horizons, self._simple), dtype=np.float32)
         simple[:, :, 0] = truth[:, None]
         simple[:, :, 1 : 1 + averages.shape[1]] = averages[:, None, :]
         simple[:, :, 1 + averages.shape[1]] = self._median[where][:, None]
         simple[:, :, 2 + averages.shape[1]] = (self._past[where, 0] / self._past[where, 1])[:, None]
-        simple[:, :, 3 + averages.shape[1] :] = self._analogues.step(where, history, history, counts, due)
+        simple[:, :, 3 + averages.shape[1] :] = self._analogues.step(where, history, history, counts, rows)
         return simple
 
-    def _refresh_median(self, rows: Indexes, history: Array, counts: Indexes, due: Flags) -> None:
+    def _refresh_median(self, rows: Indexes, history: Array, counts: Indexes) -> None:
+        due = ((counts + rows) % _MEDIAN_EVERY == 0) | (counts < YOUNG)
         if not due.any():
             return
         width = min(_MEDIAN_OF, history.shape[1])

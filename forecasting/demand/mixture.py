@@ -18,7 +18,10 @@ PEAK_MARGIN_LEAST = 0.02  # … shrinking towards this while the peak holds
 MEMORY_ROOM = 2.0  # the unit of a job's memory is this times its first reading; beyond it the job starts afresh
 LEAST_UNIT = float(64 << 20)
 MEMORY_GATE_PRIOR = 10.0  # memory moves in small parts of what is held
-CHUNK = 1024  # streams whose tables fit the processor's cache together
+STILL_AFTER = 130  # windows without a change: more than the largest lag, so that the whole known past is the same
+STILL_WITHIN = 0.0005  # in units of the series
+STILL_EVERY = 16  # a still series is stepped in turn only: time stands for it, and nothing it knows changes
+CHUNK = 2048  # streams whose tables fit the processor's cache together
 
 # Seconds per tick and horizons in ticks: the far future is forecast from means over longer windows.
 UTIL_SCALES: tuple[tuple[int, MixtureSettings], ...] = (
@@ -63,15 +66,15 @@ class _Scale:
         self.sums[rows] += values
         self.held[rows] += 1
         full = (self.held[rows] >= self.seconds) | (self.mixture.counts(rows) == 0)
-        ticking, truth = rows[full], values[full].astype(np.float32)
-        if len(ticking):
+        every, now = rows[full], values[full].astype(np.float32)
+        for start in range(0, len(every), CHUNK):
+            ticking, truth = every[start : start + CHUNK], now[start : start + CHUNK]
             means = (self.sums[ticking] / self.held[ticking]).astype(np.float32)
-            self.mixture.step(ticking, means, truth)
             # The first window ticks at once; from then on the streams take turns.
-            first = self.mixture.counts(ticking) == 1
-            self.sums[ticking] = 0.0
+            first = self.mixture.counts(ticking) == 0
+            self.mixture.step(ticking, means, truth)
             self.held[ticking] = np.where(first, ticking % self.seconds, 0)
-            self.sums[ticking] = np.where(first, self.held[ticking] * means, 0.0)
+            self.sums[ticking] = self.held[ticking] * means
 
 
 class _Quantity:
@@ -81,20 +84,31 @@ class _Quantity:
         self.scales = [
             _Scale.make(seconds, settings, rows, experts if seconds == 1 else ()) for seconds, settings in scales
         ]
+        self._anchor: Floats = np.full(rows, np.inf)
+        self._still: Indexes = np.zeros(rows, dtype=np.intp)
 
     def resize(self, rows: int) -> None:
+        more = rows - len(self._anchor)
+        self._anchor = np.concatenate([self._anchor, np.full(more, np.inf)])
+        self._still = np.concatenate([self._still, np.zeros(more, dtype=np.intp)])
         for scale in self.scales:
             scale.resize(rows)
 
     def clear(self, row: int, expected: float | None = None, first_span: float | None = None) -> None:
+        self._anchor[row], self._still[row] = np.inf, 0
         for scale in self.scales:
             scale.clear(row, expected, first_span)
 
     def step(self, rows: Indexes, values: Floats, elapsed: Floats) -> None:
+        moved = np.abs(values - self._anchor[rows]) > STILL_WITHIN
+        self._anchor[rows] = np.where(moved, values, self._anchor[rows])
+        still = np.where(moved, 0, self._still[rows] + 1)
+        self._still[rows] = still
+        awake = (still < STILL_AFTER) | ((still + rows) % STILL_EVERY == 0)
         for scale in self.scales:
             scale.interrupt(rows, elapsed)
-            for start in range(0, len(rows), CHUNK):
-                scale.add(rows[start : start + CHUNK], values[start : start + CHUNK])
+            own, known = (rows[awake], values[awake]) if scale.seconds == 1 else (rows, values)
+            scale.add(own, known)
 
     def quantiles(self, rows: Indexes) -> Array:
         """Return values of shape (n, horizons, levels)."""

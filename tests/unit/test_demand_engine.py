@@ -1,0 +1,189 @@
+"""The parts of the mixture: analogues, Hedge, gate, calibration, streams of windows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays as array_strategy
+from packing import window
+
+from cotenant.forecasting.demand.analogues import Analogues
+from cotenant.forecasting.demand.arrays import median_of_four, span, weighted_median
+from cotenant.forecasting.demand.calibration import Calibration, Said
+from cotenant.forecasting.demand.engine import MixtureSettings, SeriesMixture
+from cotenant.forecasting.demand.hostside import HostAnalogues
+from cotenant.forecasting.demand.mixing import Gate, Hedge
+from cotenant.forecasting.demand.streams import Streams
+
+SMALL = MixtureSettings(horizons=(1, 3), last=20, gains=(0.3,))
+ONE = np.array([0])
+
+
+def single(value: float) -> np.ndarray:
+    return np.array([value], dtype=np.float32)
+
+
+fours = array_strategy(np.float32, (7, 4), elements=st.floats(-10, 10, width=32))
+weights = array_strategy(np.float32, (7, 4), elements=st.sampled_from([0.125, 0.25, 0.5, 1.0]))
+
+
+@given(fours, weights)
+def test_medians_are_the_smallest_values_with_half_the_weight_below(values: np.ndarray, heavy: np.ndarray) -> None:
+    wanted = [
+        min(v for v in row if sum(w for u, w in zip(row, own, strict=True) if u <= v) >= sum(own) / 2)
+        for row, own in zip(values.tolist(), heavy.tolist(), strict=True)
+    ]
+    assert median_of_four(values, heavy).tolist() == wanted
+    assert weighted_median(values, heavy).tolist() == wanted
+
+
+def test_consecutive_rows_become_a_slice() -> None:
+    assert span(np.array([3, 4, 5])) == slice(3, 6)
+    assert isinstance(span(np.array([3, 5])), np.ndarray)
+    assert isinstance(span(np.array([5, 4])), np.ndarray)
+
+
+def test_analogues_repeat_a_period_and_refuse_too_few_lags() -> None:
+    pattern = [0.1, 0.2, 0.9, 0.4, 0.7]
+    mixture = SeriesMixture(SMALL, 1)
+    for tick in range(60):
+        mixture.step(ONE, single(pattern[tick % 5]))
+    said = mixture.step(ONE, single(pattern[0]))
+    assert said[0] == pytest.approx([pattern[1], pattern[3]], abs=0.02)
+    with pytest.raises(ValueError, match="last is 5; 4 analogues 3 ticks ahead"):
+        Analogues(1, (1, 3), last=5, gains=(0.3,))
+
+
+def test_hedge_moves_weight_to_the_expert_that_errs_less_and_back() -> None:
+    hedge = Hedge(1, 1, 3)
+    predictions = np.array([[[0.0, 0.5, 1.0]]], dtype=np.float32)
+    for _ in range(30):
+        hedge.learn(ONE, 0, np.abs(predictions[:, 0] - 1.0))
+    assert hedge.mix(ONE, predictions)[0] == pytest.approx(1.0, abs=0.05)
+    for _ in range(30):
+        hedge.learn(ONE, 0, np.abs(predictions[:, 0] - 0.5))
+    mean, median = hedge.mix(ONE, predictions)
+    assert (mean[0, 0], median[0, 0]) == (pytest.approx(0.5, abs=0.05), 0.5)
+    hedge.clear(0)
+    assert hedge.mix(ONE, predictions)[0] == pytest.approx(0.5 * 0.0 + 0.25 * 0.5 + 0.25 * 1.0)
+
+
+@pytest.mark.parametrize(("worth", "wanted"), [(1.0, 1.0), (0.0, 0.0), (0.5, 0.5)])
+def test_the_gate_opens_as_far_as_the_mixture_has_earned(worth: float, wanted: float) -> None:
+    gate, rng = Gate(1, 1, 3.0), np.random.default_rng(0)
+    for _ in range(300):
+        then, moved = rng.random(), float(rng.normal(0.0, 0.3))
+        gate.learn(
+            ONE,
+            0,
+            then=single(then),
+            mean=single(then + moved),
+            median=single(then + moved),
+            now=single(then + worth * moved),
+        )
+    point = gate.point(ONE, single(0.5), np.full((1, 1), 0.7, np.float32), np.full((1, 1), 0.7, np.float32))
+    assert point[0, 0] == pytest.approx(0.5 + wanted * 0.2, abs=0.03)
+
+
+def test_calibration_starts_wide_and_reaches_its_levels() -> None:
+    calibration, rng = Calibration(1, 1, 0.5), np.random.default_rng(0)
+    point = np.full((1, 1), 0.5, dtype=np.float32)
+    states = calibration.states(single(0.5), np.zeros((1, 1), dtype=np.float32))
+    first = calibration.quantiles(ONE, states, point)[0, 0]
+    assert first[0] < 0.15
+    assert first[2] > 0.9
+    hits = []
+    for tick in range(3000):
+        quantiles = calibration.quantiles(ONE, states, point)[:, 0]
+        now = single(0.5 + 0.1 * rng.standard_normal())
+        if tick > 500:
+            hits.append(now[0] <= quantiles[0])
+        calibration.learn(ONE, 0, Said(states[:, 0], point[:, 0], quantiles), now)
+    assert np.mean(hits, axis=0) == pytest.approx([0.1, 0.9, 0.95, 0.99], abs=0.02)
+
+
+def test_weights_of_errors_stay_finite_over_days() -> None:
+    calibration, point = Calibration(1, 1, 0.5), np.full((1, 1), 0.5, dtype=np.float32)
+    states = calibration.states(single(0.5), np.zeros((1, 1), dtype=np.float32))
+    for _ in range(6000):
+        said = Said(states[:, 0], point[:, 0], calibration.quantiles(ONE, states, point)[:, 0])
+        calibration.learn(ONE, 0, said, single(0.5))
+    assert calibration.quantiles(ONE, states, point)[0, 0] == pytest.approx(0.5, abs=0.002)
+
+
+def test_a_bigger_table_keeps_what_it_knew() -> None:
+    rng = np.random.default_rng(0)
+    small, large = SeriesMixture(SMALL, 2), SeriesMixture(SMALL, 2)
+    rows = np.arange(2)
+    for tick in range(60):
+        if tick == 30:
+            large.resize(5)
+        now = rng.random(2).astype(np.float32)
+        assert small.step(rows, now) == pytest.approx(large.step(rows, now), abs=1e-6)
+        assert small.quantiles(rows) == pytest.approx(large.quantiles(rows), abs=1e-6)
+
+
+def test_a_cleared_row_is_like_a_new_one() -> None:
+    rng = np.random.default_rng(0)
+    used, fresh = SeriesMixture(SMALL, 1), SeriesMixture(SMALL, 1)
+    for _ in range(50):
+        used.step(ONE, rng.random(1).astype(np.float32))
+    used.clear(0)
+    for _ in range(50):
+        now = rng.random(1).astype(np.float32)
+        assert used.step(ONE, now) == pytest.approx(fresh.step(ONE, now), abs=1e-6)
+
+
+def test_forecasts_across_an_interruption_are_not_judged() -> None:
+    mixture = SeriesMixture(SMALL, 1)
+    for _ in range(100):
+        mixture.step(ONE, single(0.5))
+    mixture.interrupt(ONE)
+    mixture.step(ONE, single(0.9))
+    assert mixture.quantiles(ONE)[0, 0, -2] - 0.9 < 0.02
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=60))
+def test_quantiles_are_ordered_and_bounded(values: list[float]) -> None:
+    mixture = SeriesMixture(SMALL, 1)
+    for value in values:
+        mixture.step(ONE, single(value))
+        quantiles = mixture.quantiles(ONE)[0]
+        assert (np.diff(quantiles, axis=1) >= 0.0).all()
+        assert quantiles.min() >= 0.0
+        assert quantiles.max() <= 1.0
+
+
+def test_the_host_foresees_means_from_a_rhythm_within_windows() -> None:
+    host = HostAnalogues(2, (1, 5), per_window=10, last=200)
+    assert host.width == 6
+    rows, errors = np.arange(2), []
+    samples = np.stack([np.arange(600) % 23 < 11, np.arange(600) % 37 < 20]).astype(np.float32)
+    for tick in range(600):
+        said = host.step(rows, samples[:, tick])
+        if 300 <= tick < 590 and tick % 10 == 9:
+            errors.append(np.abs(said[:, 0] - samples[:, tick + 1 : tick + 11].mean(axis=1)[:, None]))
+    assert np.mean(errors) < 0.02
+    host.clear(0)
+    assert host.step(np.array([0]), single(0.3)) == pytest.approx(0.3)
+
+
+def test_streams_take_each_series_once_per_round_and_count_the_time_between() -> None:
+    streams = Streams()
+    batch = [window(second, 0.1 * second, job_id=job) for second in (0, 1, 3) for job in ("a", "b")]
+    rounds = list(streams.take(batch))
+    assert [len(found.slots) for found in rounds] == [2, 2, 2]
+    assert [found.elapsed[0] for found in rounds] == [np.inf, 1.0, 2.0]
+    assert list(streams.take([])) == []
+
+
+def test_streams_grow_and_numbers_are_used_again() -> None:
+    streams = Streams()
+    list(streams.take([window(0, 0.5, job_id=f"job-{i}") for i in range(200)]))
+    assert streams.size == 256
+    freed = streams.forget("job-17")
+    (found,) = streams.take([window(0, 0.5, job_id="new")])
+    assert found.slots.tolist() == freed
+    assert streams.job_of(freed[0]) == "new"

@@ -1,0 +1,183 @@
+"""Trained experts: served as trained, refused when they do not fit, and better than the untrained mixture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+from cotenant.forecasting.demand.arrays import FAR
+from cotenant.forecasting.demand.engine import Expert, MixtureSettings, Moment, SeriesMixture
+from cotenant.forecasting.demand.features import FEATURES_VERSION, features
+from cotenant.forecasting.demand.nets import INPUT_LIMIT, GruExpert, TcnExpert
+from cotenant.forecasting.demand.trees import TreesExpert
+from cotenant.forecasting.training.demand_artefact import BrokenArtefact, DemandArtefact, load_artefact, save_artefact
+from cotenant.forecasting.training.demand_fit import TrainingOptions, collect, flatten_trees, train_demand
+from cotenant.forecasting.training.demand_nets import GruNet, TcnNet
+
+SETTINGS = MixtureSettings(horizons=(1, 5), last=40, gains=(0.3,))
+FEW = TrainingOptions(updates=2, trees=5, leaves=7)
+
+
+def moments(ticks: int, rows: int, seed: int = 0) -> list[Moment]:
+    told: list[Moment] = []
+
+    class Listener:
+        name, width = "listener", 0
+
+        def resize(self, rows: int) -> None: ...
+
+        def clear(self, row: int) -> None: ...
+
+        def step(self, moment: Moment) -> np.ndarray:
+            told.append(moment)
+            return np.empty((len(moment.rows), 2, 0), dtype=np.float32)
+
+    mixture, rng = SeriesMixture(SETTINGS, rows, (Listener(),)), np.random.default_rng(seed)
+    for _ in range(ticks):
+        mixture.step(np.arange(rows), rng.random(rows).astype(np.float32))
+    return told
+
+
+def dressed(net: GruNet | TcnNet, width: int) -> dict[str, np.ndarray]:
+    with torch.no_grad():
+        net.head.weight.normal_()
+        net.head.bias.normal_()
+    rest = {"horizons": np.array([1, 5]), "features_version": np.array([FEATURES_VERSION])}
+    scale = {"input.mean": np.full(width, 0.1, np.float32), "input.scale": np.full(width, 0.7, np.float32)}
+    return dict(net.arrays()) | scale | rest
+
+
+@pytest.mark.parametrize(("kind", "served"), [(GruNet, GruExpert), (TcnNet, TcnExpert)])
+def test_a_net_stepped_tick_by_tick_says_what_torch_says_of_the_whole_series(
+    kind: type[GruNet] | type[TcnNet], served: type[GruExpert] | type[TcnExpert]
+) -> None:
+    told = moments(30, 3)
+    inputs = np.stack([features(moment) for moment in told], axis=1)
+    torch.manual_seed(0)
+    net = kind(inputs.shape[2], 2)
+    expert = served(dressed(net, inputs.shape[2]), (1, 5), 3)
+    ours = np.stack([expert.step(moment)[:, :, 0] for moment in told], axis=1)
+    scaled = np.clip((inputs - 0.1) / 0.7, -INPUT_LIMIT, INPUT_LIMIT).astype(np.float32)
+    with torch.no_grad():
+        moves = net(torch.from_numpy(scaled)).numpy()
+    now = np.stack([moment.history[:, 0] for moment in told], axis=1)
+    assert ours == pytest.approx(np.maximum(now[:, :, None] + moves, 0.0), abs=1e-4)
+
+
+def test_trees_walked_from_arrays_say_what_the_library_says() -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(500, 6)).astype(np.float32)
+    models = [
+        HistGradientBoostingRegressor(max_iter=20, max_leaf_nodes=9).fit(inputs, inputs[:, j] * inputs[:, j + 1])
+        for j in (0, 2)
+    ]
+    arrays = flatten_trees(models) | {"horizons": np.array([1, 5]), "features_version": np.array([FEATURES_VERSION])}
+    expert = TreesExpert(arrays, (1, 5))
+    assert expert.moves(inputs) == pytest.approx(np.stack([m.predict(inputs) for m in models], axis=1), abs=1e-5)
+
+
+def test_of_too_many_series_trees_are_asked_about_the_contested_ones() -> None:
+    artefact = train_demand([np.tile([0.1, 0.9, 0.5], 40)], SETTINGS, ("trees",), FEW)["trees"]
+    moment = moments(30, 6)[-1]
+    all_asked = TreesExpert(artefact.arrays, (1, 5)).step(moment)
+    two_asked = TreesExpert(artefact.arrays, (1, 5), most=2).step(moment)
+    same = np.isclose(two_asked, all_asked).all(axis=(1, 2))
+    assert same.sum() >= 2
+    assert two_asked[~same, :, 0] == pytest.approx(np.repeat(moment.history[~same, :1], 2, axis=1))
+
+
+def sawtooth(length: int, period: int, seed: int) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(0.0, 0.01, length)
+    return np.clip((np.arange(length) % period) / period + noise, 0.0, 1.0)
+
+
+def after(values: np.ndarray, experts: tuple[Expert, ...]) -> float:
+    mixture, errors = SeriesMixture(SETTINGS, 1, experts), []
+    for tick, value in enumerate(values[:-5]):
+        said = mixture.step(np.array([0]), np.array([value], dtype=np.float32))
+        if tick >= 20:
+            errors.append(abs(said[0, 1] - values[tick + 5]))
+    return float(np.mean(errors))
+
+
+def test_experts_trained_on_other_periods_help_on_a_new_one() -> None:
+    training = [sawtooth(250, period, period) for period in (13, 17, 29, 33)]
+    artefacts = train_demand(training, SETTINGS, options=TrainingOptions(updates=150, trees=40))
+    assert set(artefacts) == {"gru", "tcn", "trees"}
+    held = sawtooth(120, 23, 0)
+    experts = tuple(artefact.expert((1, 5), 1) for artefact in artefacts.values())
+    assert after(held, experts) < 0.9 * after(held, ())
+
+
+def test_training_is_repeatable_and_tells_its_progress() -> None:
+    told: list[tuple[str, int, int]] = []
+    series = [sawtooth(100, 9, 0)]
+    one = train_demand(series, SETTINGS, ("gru",), FEW, lambda *step: told.append(step))
+    two = train_demand(series, SETTINGS, ("gru",), FEW)
+    assert told == [("GruNet", 1, 2), ("GruNet", 2, 2)]
+    for name, array in one["gru"].arrays.items():
+        assert np.array_equal(array, two["gru"].arrays[name])
+
+
+def test_gaps_end_a_series_and_nothing_to_learn_from_is_an_error() -> None:
+    values = sawtooth(100, 9, 0)
+    values[40] = np.nan
+    examples = collect([values], SETTINGS)
+    assert sorted(len(inputs) for inputs in examples.inputs) == [40, 59]
+    assert np.isnan(examples.moves[0][-1]).all()
+    with pytest.raises(ValueError, match="none of 1 series has more than 25 values"):
+        collect([values[:20]], SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def gru() -> DemandArtefact:
+    return train_demand([sawtooth(100, 9, 0)], SETTINGS, ("gru",), FEW)["gru"]
+
+
+def test_an_artefact_comes_back_as_it_was_saved(tmp_path: Path, gru: DemandArtefact) -> None:
+    save_artefact(gru, tmp_path / "gru.npz")
+    found = load_artefact(tmp_path / "gru.npz")
+    assert (found.kind, found.horizons, found.card) == ("gru", (1, 5), {"series": 1, "ticks": 100, "seed": 0})
+    assert [path.name for path in tmp_path.iterdir()] == ["gru.npz"]
+    for name, array in gru.arrays.items():
+        assert np.array_equal(array, found.arrays[name])
+
+
+def test_broken_files_are_told_from_artefacts(tmp_path: Path, gru: DemandArtefact) -> None:
+    whole, path = tmp_path / "whole.npz", tmp_path / "broken.npz"
+    save_artefact(gru, whole)
+    content = whole.read_bytes()
+    lacking = {name: array for name, array in gru.arrays.items() if name != "head.bias"}
+    unsaid = {"card": np.array("{}"), "horizons": np.array([1])}
+    for write in (
+        lambda: path.write_bytes(content[: len(content) // 2]),
+        lambda: path.write_bytes(b""),
+        lambda: path.write_text("weights"),
+        lambda: np.savez(path, **unsaid),
+        lambda: save_artefact(DemandArtefact("gru", (1, 5), lacking, {}), path),
+        lambda: np.savez(path, card=np.array([object()], dtype=object)),
+    ):
+        write()
+        with pytest.raises(BrokenArtefact, match=r"broken\.npz"):
+            load_artefact(path)
+
+
+def test_experts_for_something_else_are_refused(gru: DemandArtefact) -> None:
+    with pytest.raises(ValueError, match=r"made for horizons \[1, 5\]"):
+        gru.expert((1, 2), 1)
+    with pytest.raises(ValueError, match="features_version"):
+        GruExpert(dict(gru.arrays) | {"features_version": np.array([0])}, (1, 5), 1)
+    with pytest.raises(ValueError, match=r"head\.weight"):
+        GruExpert(dict(gru.arrays) | {"head.weight": np.full((2, 32), np.nan)}, (1, 5), 1)
+
+
+def test_features_of_a_single_value_are_finite() -> None:
+    first = moments(1, 2)[0]
+    assert (first.history[:, 1:] == np.float32(FAR)).all()
+    found = features(first)
+    assert np.isfinite(found).all()
+    assert np.abs(found).max() <= 1.0
