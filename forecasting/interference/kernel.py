@@ -17,7 +17,7 @@ from cotenant.forecasting.interference.table import Floats, Ints, Jobs
 
 ONE, JOB, FAMILY, NEAR, FAR = "one", "job", "family", "near", "far"
 SIDES: tuple[str, ...] = (ONE, JOB, FAMILY, NEAR, FAR)
-NEAR_SCALE, FAR_SCALE = 0.65, 1.3  # length scales, in standard deviations of a feature times √features
+NEAR_SCALE, FAR_SCALE = 1.0, 2.0  # length scales, in standard deviations of a feature times √features
 
 Weights = Mapping[tuple[str, str], float]
 
@@ -51,7 +51,7 @@ MIXES: Mapping[str, Weights] = {
         job=0.03, family=0.1, feature=0.5, feature_pair=0.5, job_feature=0.03, family_feature=0.1
     ),
 }
-NOISE = 0.1  # of one measurement, as a share of the variance of the residual
+NOISE = 0.03  # of one measurement, as a share of the variance of the residual
 
 
 def closeness(squared: Floats, scale: float, features: int) -> Floats:

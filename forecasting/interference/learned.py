@@ -27,6 +27,7 @@ from cotenant.forecasting.types import DemandProfile, ThroughputPrediction
 OTHER_TYPE_WIDENS = 1.5  # the interval, on a GPU type without measurements; an assumption
 ENOUGH_OF_A_TYPE = 12  # measured pairs, after which a type counts as measured
 LEAST_HALF_WIDTH = 0.01  # of the interval around a measured throughput
+REMEMBERED = 4096  # answers
 UNKNOWN_AT_BEST = 0.1  # utilisation that a job nothing is known of has at best; at worst it is 1
 _ALONE = ThroughputPrediction(1.0, 1.0, 1.0, "alone on the GPU")
 
@@ -68,6 +69,7 @@ class LearnedInterference:
         self._rule = UtilisationRule()
         self._measured = _by_set(self.evidence)
         self._counts: dict[str, int] = {}
+        self._answers: dict[tuple[str | DemandProfile, ...], tuple[ThroughputPrediction, ...]] = {}
         self._informed = {
             gpu_type: self._inform(gpu_type) for gpu_type in {*self.models, *(each.gpu_type for each in self.evidence)}
         }
@@ -77,8 +79,17 @@ class LearnedInterference:
         return LearnedInterference(self.models, self.pooled, (*self.evidence, *observations))
 
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
-        """Return one prediction per member, in order. Pure: same input, same output."""
-        return self.predict_many([members], gpu_type)[0]
+        """Return one prediction per member, in order. Pure: same input, same output.
+
+        The last few thousand answers are remembered: placement asks for the same sets again and again.
+        """
+        question = (gpu_type, *members)
+        answer = self._answers.get(question)
+        if answer is None:
+            if len(self._answers) >= REMEMBERED:
+                self._answers.clear()
+            answer = self._answers[question] = tuple(self.predict_many([members], gpu_type)[0])
+        return answer
 
     def predict_many(
         self, candidates: Sequence[Sequence[DemandProfile]], gpu_type: str

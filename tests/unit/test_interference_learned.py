@@ -53,9 +53,9 @@ def test_fitting_says_where_the_model_comes_from() -> None:
 
 
 def test_nobody_and_alone() -> None:
-    assert list(PREDICTOR.predict([], "a")) == []
+    assert not PREDICTOR.predict([], "a")
     assert ends(PREDICTOR.predict([job(0.9)], "a")[0]) == (1.0, 1.0, 1.0)
-    assert LearnedInterference({}).predict([], "a") == []
+    assert not LearnedInterference({}).predict([], "a")
 
 
 def test_many_at_once_are_the_same_as_one_by_one() -> None:
