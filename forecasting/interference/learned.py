@@ -83,7 +83,7 @@ class LearnedInterference:
 
         The last few thousand answers are remembered: placement asks for the same sets again and again.
         """
-        question = (gpu_type, *members)
+        question: tuple[str | DemandProfile, ...] = (gpu_type, *members)
         answer = self._answers.get(question)
         if answer is None:
             if len(self._answers) >= REMEMBERED:
