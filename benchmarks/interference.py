@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from cotenant.forecasting.datasets.bridge import observations
-from cotenant.forecasting.datasets.colocation import load_colocation
+from cotenant.forecasting.datasets.colocation import load_colocation, shipped
 from cotenant.forecasting.datasets.pairs import GAVEL_GPUS, load_alnair_mps, load_gavel, load_lucid
 from cotenant.forecasting.interference.learned import LearnedInterference
 from cotenant.forecasting.interference.observations import FEATURES, pairs_of
@@ -402,10 +402,10 @@ def cases(data: Path) -> Iterator[Case]:
         yield Case(f"Gavel {gpu}", table, ("log_rate", "log_v100_k80", "log_v100_p100"), None)
 
 
-def own_cases(folders: list[Path]) -> Iterator[Case]:
-    """Our own measurements, one case per GPU type and sharing mode."""
-    for folder in folders:
-        tables = load_colocation(folder)
+def own_cases(sources: list[str]) -> Iterator[Case]:
+    """Our own measurements (shipped names or folders), one case per GPU type and sharing mode."""
+    for source in sources:
+        tables = load_colocation(source)
         for gpu_type, mode in sorted(set(zip(tables.pairs["gpu_type"], tables.pairs["mode"], strict=True))):
             found = from_suite(observations(tables, mode, gpu_type))
             table = pairs_of(found, FEATURES)
@@ -433,7 +433,7 @@ def figures(arguments: argparse.Namespace, data: Path) -> Iterator[Row]:
         yield from of_baselines(case, ("LOF",))
         return
     published = [*cases(data)]
-    for case in (*published, *own_cases(arguments.own)):
+    for case in (*published, *own_cases([*shipped(), *arguments.own])):
         protocols = ("LOF", "LOJ") if case.name == "Alnair MPS" else ("LOF", "LOJ", "20 % row")
         yield from of_ours(case, learned(case))
         yield from of_baselines(case, protocols)
@@ -447,7 +447,7 @@ def main() -> None:
         "--data", type=Path, help="folder with interference/ (default: $COTENANT_DATA or ../shared/data)"
     )
     parser.add_argument(
-        "--own", type=Path, action="append", default=[], help="a folder of own measurements; repeatable"
+        "--own", action="append", default=[], metavar="DIR", help="further own measurements; repeatable"
     )
     arguments = parser.parse_args()
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
