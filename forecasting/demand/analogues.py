@@ -30,7 +30,7 @@ class Analogues:
         Args:
             rows: Number of series.
             horizons: Ticks ahead. A horizon uses lags from its own length on, so that what followed is known.
-            last: The largest lag, above all horizons by more than ``take``.
+            last: The largest lag; at least the longest horizon plus ``TAKE``.
             gains: One forecast per gain, in (0, 1).
         """
         if last < max(horizons) + TAKE:
@@ -73,7 +73,7 @@ class Analogues:
         Returns:
             Predictions of shape (n, horizons, width); the present value where nothing is known to look alike.
         """
-        self._update(rows, np.abs(history[:, 1 : self._last + 1] - history[:, :1]), counts)
+        self._update(rows, np.abs(history[:, 1 : self._last + 1] - history[:, :1]), counts, numbers)
         for k, gain in enumerate(self._gains):
             # What a small gain finds changes slowly: its lags are chosen anew every few ticks, the series taking turns.
             every = max(1, int(PATIENCE / gain))
@@ -82,17 +82,17 @@ class Analogues:
                 self._choose(rows if due.all() else numbers[due], k)
         return self._predict(rows, outcomes)
 
-    def _update(self, rows: Rows, gaps: Array, counts: Indexes) -> None:
-        if (counts >= self._settled).all():
-            for k, gain in enumerate(self._gains):
-                self._distances[k, rows] += np.float32(gain) * (gaps - self._distances[k, rows])
-            return
-        known = counts[:, None] - self._lags  # comparisons made before at each lag; a plain mean while they are few
+    def _update(self, rows: Rows, gaps: Array, counts: Indexes, numbers: Indexes) -> None:
+        young = np.flatnonzero(counts < self._settled)
+        known = counts[young, None] - self._lags  # comparisons made before at each lag; a plain mean while they are few
         share = 1.0 / np.maximum(known + 1, 1).astype(np.float32)
         for k, gain in enumerate(self._gains):
-            before = self._distances[k, rows]
-            after = np.where(known == 0, gaps, before + np.maximum(np.float32(gain), share) * (gaps - before))
-            self._distances[k, rows] = np.where(known < 0, np.float32(FAR), after)
+            before = self._distances[k, numbers[young]]
+            self._distances[k, rows] += np.float32(gain) * (gaps - self._distances[k, rows])
+            if len(young):
+                new = gaps[young]
+                after = np.where(known == 0, new, before + np.maximum(np.float32(gain), share) * (new - before))
+                self._distances[k, numbers[young]] = np.where(known < 0, np.float32(FAR), after)
 
     def _choose(self, rows: Rows, k: int) -> None:
         distances = self._distances[k, rows]

@@ -103,7 +103,6 @@ class SeriesMixture:
         """
         self.settings = settings
         self._experts = tuple(experts)
-        self._outside = outside
         horizons = len(settings.horizons)
         self._analogues = Analogues(rows, settings.horizons, last=settings.last, gains=settings.gains)
         self._simple = 3 + len(settings.averages) + self._analogues.width
@@ -120,13 +119,12 @@ class SeriesMixture:
         self._said = [
             np.zeros((rows, ahead, self.width + 5 + len(LEVELS) - 1), dtype=np.float32) for ahead in settings.horizons
         ]
-        self._point: Array = np.zeros((rows, horizons), dtype=np.float32)
         self._quantiles: Array = np.zeros((rows, horizons, len(LEVELS)), dtype=np.float32)
 
     def resize(self, rows: int) -> None:
         """Make room for ``rows`` series; those there already keep their state."""
         self._history = grown(self._history, 0, rows, FAR)
-        for name in ("_averages", "_median", "_past", "_point", "_quantiles"):
+        for name in ("_averages", "_median", "_past", "_quantiles"):
             setattr(self, name, grown(getattr(self, name), 0, rows, 0.0))
         more = rows - len(self._counts)
         self._counts = np.concatenate([self._counts, np.zeros(more, dtype=np.intp)])
@@ -200,7 +198,6 @@ class SeriesMixture:
             said[rows, slots] = np.concatenate(
                 [predictions[:, j], np.stack(others, axis=1, dtype=np.float32), around[:, j]], axis=1
             )
-        self._point[where] = point
         self._quantiles[where, :, 0], self._quantiles[where, :, 1] = around[:, :, 0], point
         self._quantiles[where, :, 2:] = around[:, :, 1:]
         self._counts[where] += 1

@@ -204,8 +204,8 @@ class MixtureForecaster:
             self._begin(int(slots[i]))
         self._windows[slots] += 1
         starting = windows.steps & ~self._trains[slots]
-        for slot in slots[starting].tolist():
-            self._trains[slot] = True
+        self._trains[slots[starting]] = True
+        for slot in slots[starting & (self._windows[slots] > 1)].tolist():
             self._clear_util(slot)
         seen = np.isfinite(windows.util)
         if seen.any():
@@ -229,10 +229,11 @@ class MixtureForecaster:
         self._peak[slots] = np.maximum(self._peak[slots], peak)
 
     def _begin(self, slot: int) -> None:
-        self._clear_util(slot)
         profile = self._primed.get(self._streams.job_of(slot))
-        if profile is not None and profile.memory_bytes:
-            self._unit[slot] = max(LEAST_UNIT, MEMORY_ROOM * profile.memory_bytes)
+        if profile is not None:
+            self._clear_util(slot)
+            if profile.memory_bytes:
+                self._unit[slot] = max(LEAST_UNIT, MEMORY_ROOM * profile.memory_bytes)
 
     def _clear_util(self, slot: int) -> None:
         profile = self._primed.get(self._streams.job_of(slot))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,15 @@ from fake_client import FakeClient, job_view
 
 from cotenant import _preflight, cli
 from cotenant.scheduler.core.model import JobState
+
+
+@pytest.fixture(autouse=True)
+def ordinary_arithmetic() -> Iterator[None]:
+    """Fail the test that leaves this process taking very small numbers for 0, not those that come after it."""
+    yield
+    assert sys.float_info.min / 2 > 0.0, (
+        "the processor flushes denormal numbers; torch.set_flush_denormal(False) undoes it"
+    )
 
 
 @pytest.fixture

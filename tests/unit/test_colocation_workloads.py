@@ -41,6 +41,15 @@ READS = {"none", "prefetch", "sync", "environment", "requests"}
 Build = Callable[..., Workload]
 
 
+@pytest.fixture(autouse=True)
+def arithmetic() -> Iterator[None]:
+    """Give this process its arithmetic back: ``build`` sets it for a process that runs one workload only."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_flush_denormal(False)
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def built() -> Iterator[Build]:
     """``build`` for tensors on the CPU; closes what it built."""

@@ -41,7 +41,8 @@ _MAKERS: dict[str, Callable[[Configuration, Place, int], Workload]] = {
 def build(name: str, device: str, torch_device: str, *, seed: int = 0) -> Workload:
     """Build a workload, with its helper processes started and nothing computed yet.
 
-    Under the ``cpu`` device the process has to be pinned to the device's core before.
+    Under the ``cpu`` device the process has to be pinned to the device's core before. With tensors on the CPU the whole
+    process computes with one thread from now on, and takes numbers too small for full precision for 0.
 
     Args:
         name: A name in ``catalogue(device)``.
