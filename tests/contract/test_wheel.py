@@ -20,8 +20,10 @@ from pathlib import Path
 import cotenant.actors
 from cotenant.configs.loader import load
 from cotenant.actors import shim
+from cotenant.forecasting.datasets.colocation import load_colocation, shipped
 here = Path(cotenant.__file__).parent
 load(None, {})
+assert all(len(load_colocation(name).pairs) > 0 for name in shipped()) and shipped()
 print(here)
 """
 
@@ -58,7 +60,7 @@ def test_it_holds_every_source_file_of_every_room(wheel: Path) -> None:
         f"cotenant/{path.relative_to(ROOT)}": path
         for room in ROOMS
         for path in (ROOT / room).rglob("*")
-        if path.suffix in {".py", ".yaml", ".html", ".js", ".css"}
+        if path.suffix in {".py", ".yaml", ".html", ".js", ".css", ".csv", ".json", ".parquet"}
     }
     sources |= {f"cotenant/{path.name}": path for path in (ROOT / "src" / "cotenant").glob("*.py")}
     sources["cotenant/py.typed"] = ROOT / "src" / "cotenant" / "py.typed"
