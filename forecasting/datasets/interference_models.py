@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from cotenant.forecasting.datasets.model_card import ModelFileError
 from cotenant.forecasting.interference.bundle import InterferenceModels, ModelCard
 from cotenant.forecasting.interference.intervals import SITUATIONS, Band
-from cotenant.forecasting.interference.kernel import MIXES
+from cotenant.forecasting.interference.kernel import MIXES, Scales
 from cotenant.forecasting.interference.model import PairModel, Scaling
 from cotenant.forecasting.interference.observations import FEATURES, SCHEMA_VERSION
 from cotenant.forecasting.interference.physics import PARAMS, Physics
@@ -22,10 +23,6 @@ from cotenant.forecasting.interference.table import Floats, Ints, Jobs, PairTabl
 
 FORMAT = "cotenant-interference"
 VERSION = 1
-
-
-class ModelFileError(ValueError):
-    """A model file that cannot be used; the message names the file and says why."""
 
 
 def save_models(path: Path, bundle: InterferenceModels) -> None:
@@ -90,6 +87,7 @@ def _packed(model: PairModel) -> dict[str, Any]:
         "unit": model.unit,
         "trust": model.trust.tolist(),
         "bands": [asdict(band) for band in model.bands],
+        "scales": asdict(model.scales),
     }
 
 
@@ -121,7 +119,9 @@ def _unpacked(raw: Mapping[str, Any]) -> PairModel:
     _check(bool(np.all(trust > 0.0)), "trust", trust, "numbers above 0")
     bands = tuple(Band(**{key: float(value) for key, value in each.items()}) for each in raw["bands"])
     _check(len(bands) == len(SITUATIONS), "bands", len(bands), f"{len(SITUATIONS)} of them")
-    return PairModel(table, scaling, Physics(kind, params), str(raw["mix"]), bool(raw["logit"]), unit, trust, bands)
+    physics, mix, logit = Physics(kind, params), str(raw["mix"]), bool(raw["logit"])
+    scales = Scales(**raw.get("scales", {}))  # none in a file written before they could be chosen: the usual ones
+    return PairModel(table, scaling, physics, mix, logit, unit, trust, bands, scales=scales)
 
 
 def _floats(raw: Mapping[str, Any], field: str, *shape: int) -> Floats:
@@ -141,3 +141,6 @@ def _check(holds: bool, field: str, value: object, accepted: str) -> None:
 
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+__all__ = ["FORMAT", "VERSION", "ModelFileError", "load_models", "save_models"]

@@ -9,7 +9,9 @@ known job's sensitivity to a kind of neighbour, and so on. The weights are share
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,6 +56,30 @@ MIXES: Mapping[str, Weights] = {
 NOISE = 0.03  # of one measurement, as a share of the variance of the residual
 
 
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """What of the kernel is chosen beforehand, not fitted; a fitted model carries its own.
+
+    Attributes:
+        near: Length scale of ``near``, in standard deviations of a feature times √features.
+        far: Length scale of ``far``.
+        noise: Of one measurement, as a share of the variance of the residual.
+    """
+
+    near: float = NEAR_SCALE
+    far: float = FAR_SCALE
+    noise: float = NOISE
+
+    def __post_init__(self) -> None:
+        for name in ("near", "far", "noise"):
+            value = getattr(self, name)
+            if not 0.0 < value < math.inf:
+                raise ValueError(f"{name}: {value} is not accepted; give a finite number above 0")
+
+
+USUAL_SCALES = Scales()
+
+
 def closeness(squared: Floats, scale: float, features: int) -> Floats:
     """Gaussian of squared distances between standardised features, of which there are ``features``; same shape."""
     return np.asarray(np.exp(squared * (-0.5 / (scale**2 * max(1, features)))), dtype=np.float64)
@@ -67,7 +93,7 @@ def same(left: Sequence[str], right: Sequence[str]) -> Floats:
     return np.asarray(a == b, dtype=np.float64)
 
 
-def sides(left: Jobs, right: Jobs) -> dict[str, Floats]:
+def sides(left: Jobs, right: Jobs, scales: Scales = USUAL_SCALES) -> dict[str, Floats]:
     """The five resemblances between two lists of jobs with standardised features, each of shape (left, right)."""
     count = left.features.shape[1]
     squared = np.sum((left.features[:, None, :] - right.features[None, :, :]) ** 2, axis=-1)
@@ -75,8 +101,8 @@ def sides(left: Jobs, right: Jobs) -> dict[str, Floats]:
         ONE: np.ones((len(left), len(right))),
         JOB: same(left.ids, right.ids),
         FAMILY: same(left.families, right.families),
-        NEAR: closeness(squared, NEAR_SCALE, count),
-        FAR: closeness(squared, FAR_SCALE, count),
+        NEAR: closeness(squared, scales.near, count),
+        FAR: closeness(squared, scales.far, count),
     }
 
 
@@ -89,9 +115,9 @@ def by_neighbour(weights: Weights, resemblance: Mapping[str, Floats]) -> dict[st
     return sums
 
 
-def covariance(weights: Weights, jobs: Jobs, focal: Ints, other: Ints) -> Floats:
+def covariance(weights: Weights, jobs: Jobs, focal: Ints, other: Ints, scales: Scales = USUAL_SCALES) -> Floats:
     """Covariance of rows (focal, other) of these jobs, shape (rows, rows), in units of the residual's variance."""
-    resemblance = sides(jobs, jobs)
+    resemblance = sides(jobs, jobs, scales)
     total = np.zeros((len(focal), len(focal)))
     for side, sums in by_neighbour(weights, resemblance).items():
         total += sums[np.ix_(focal, focal)] * resemblance[side][np.ix_(other, other)]

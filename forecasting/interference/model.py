@@ -20,13 +20,12 @@ from cotenant.forecasting.interference.intervals import (
 from cotenant.forecasting.interference.kernel import (
     FAMILY,
     FAR,
-    FAR_SCALE,
     JOB,
     MIXES,
     NEAR,
-    NEAR_SCALE,
-    NOISE,
     ONE,
+    USUAL_SCALES,
+    Scales,
     Weights,
     by_neighbour,
     closeness,
@@ -89,6 +88,7 @@ class PairModel:
         trust: Shape (rows,): how much each row counts.
         bands: One per situation, see ``intervals``.
         alpha: Shape (rows,): the solution, where it is known already; None solves.
+        scales: Length scales of the kernel and its noise.
     """
 
     table: PairTable
@@ -100,13 +100,14 @@ class PairModel:
     trust: Floats
     bands: tuple[Band, ...]
     alpha: Floats | None = None
+    scales: Scales = USUAL_SCALES
     _spread: Floats = field(init=False, repr=False)
     _known: Jobs = field(init=False, repr=False)
     _lookup: _Lookup = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_known", self.standardised(self.table.jobs))
-        object.__setattr__(self, "_lookup", _lookup(self.table, self._known, self.scaling))
+        object.__setattr__(self, "_lookup", _lookup(self.table, self._known, self.scaling, self.scales))
         alpha = self.posterior().alpha if self.alpha is None else self.alpha
         object.__setattr__(self, "alpha", alpha)
         spread = np.zeros((len(self.table.jobs), len(self.table.jobs)))
@@ -121,7 +122,7 @@ class PairModel:
     def posterior(self) -> Posterior:
         """Solve for all rows of the table."""
         table = self.table
-        matrix = covariance(self.weights, self._known, table.focal, table.other)
+        matrix = covariance(self.weights, self._known, table.focal, table.other, self.scales)
         return solve(matrix, self.residual(), self.noise(), self.trust)
 
     def residual(self) -> Floats:
@@ -133,7 +134,7 @@ class PairModel:
 
     def noise(self) -> Floats:
         """Noise variance of every row, in units of ``unit`` squared."""
-        return np.asarray(NOISE + (self.table.noise / self.unit) ** 2, dtype=np.float64)
+        return np.asarray(self.scales.noise + (self.table.noise / self.unit) ** 2, dtype=np.float64)
 
     def link(self, throughput: Floats) -> Floats:
         """From throughput to the scale on which effects add up."""
@@ -255,8 +256,8 @@ class PairModel:
             jobs.features,
             {side: sums @ self._spread for side, sums in by_neighbour(self.weights, alike).items()},
             alike,
-            _close(on_record, self._known.features, len(self.table.names)),
-            _close(scaled.features[:, others], self._known.features[:, others], len(self.table.names)),
+            _close(on_record, self._known.features, len(self.table.names), self.scales),
+            _close(scaled.features[:, others], self._known.features[:, others], len(self.table.names), self.scales),
             lookup.grid,
         )
 
@@ -297,6 +298,7 @@ class _Lookup:
     """What of a model does not change from one prediction to the next."""
 
     known: Jobs
+    scales: Scales
     place: Mapping[str, int]
     families: Mapping[str, Floats]  # per family, which known jobs belong to it: (known,)
     measured: frozenset[str]
@@ -316,11 +318,11 @@ class _Lookup:
             ONE: np.ones((len(jobs), count)),
             JOB: same_job,
             FAMILY: family,
-            **_close(jobs.features, self.known.features, jobs.features.shape[1]),
+            **_close(jobs.features, self.known.features, jobs.features.shape[1], self.scales),
         }
 
 
-def _lookup(table: PairTable, known: Jobs, scaling: Scaling) -> _Lookup:
+def _lookup(table: PairTable, known: Jobs, scaling: Scaling, scales: Scales) -> _Lookup:
     axes = [name for name in DEMANDS if name in table.names]
     columns = [table.names.index(name) for name in axes]
     mesh = np.meshgrid(*(GRID[name] for name in axes), indexing="ij")
@@ -330,18 +332,19 @@ def _lookup(table: PairTable, known: Jobs, scaling: Scaling) -> _Lookup:
     names = set(known.families) - {""}
     return _Lookup(
         known,
+        scales,
         {name: k for k, name in enumerate(known.ids)},
         {name: np.array([name == each for each in known.families], dtype=np.float64) for name in names},
         frozenset(known.ids[k] for k in measured),
         frozenset(known.families[k] for k in measured) - {""},
-        _close(demands, known.features[:, columns], len(table.names)),
+        _close(demands, known.features[:, columns], len(table.names), scales),
     )
 
 
-def _close(left: Floats, right: Floats, features: int) -> dict[str, Floats]:
+def _close(left: Floats, right: Floats, features: int, scales: Scales) -> dict[str, Floats]:
     """Closeness at both length scales over some of the ``features``: those of several parts multiply to the whole's."""
     squared = np.sum((left[:, None, :] - right[None, :, :]) ** 2, axis=-1)
-    return {side: closeness(squared, scale, features) for side, scale in ((NEAR, NEAR_SCALE), (FAR, FAR_SCALE))}
+    return {side: closeness(squared, scale, features) for side, scale in ((NEAR, scales.near), (FAR, scales.far))}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

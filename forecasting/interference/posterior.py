@@ -56,13 +56,23 @@ def solve(covariance: Floats, residual: Floats, noise: Floats, trust: Floats) ->
     return Posterior(inverse, inverse @ residual, trust)
 
 
-def solve_robustly(covariance: Floats, residual: Floats, noise: Floats) -> Posterior:
-    """Solve under Student-t noise by reweighting: rows the others contradict lose trust."""
+def solve_robustly(covariance: Floats, residual: Floats, noise: Floats, tails: float = TAILS) -> Posterior:
+    """Solve under Student-t noise by reweighting: rows the others contradict lose trust.
+
+    Args:
+        covariance: Shape (rows, rows), in units of the residual's variance.
+        residual: Shape (rows,).
+        noise: Shape (rows,): variance of every row's noise, in the same units.
+        tails: Degrees of freedom of the noise.
+
+    Raises:
+        ValueError: The covariance is not positive definite.
+    """
     posterior = solve(covariance, residual, noise, np.ones(len(residual)))
     for _ in range(ROBUST_ROUNDS - 1):
         spread = noise / posterior.trust
         error = spread * posterior.alpha
         doubt = spread - spread**2 * np.diag(posterior.inverse)
-        trust = (TAILS + 1.0) / (TAILS + (error**2 + doubt) / noise)
+        trust = (tails + 1.0) / (tails + (error**2 + doubt) / noise)
         posterior = solve(covariance, residual, noise, trust)
     return posterior

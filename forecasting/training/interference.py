@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -24,22 +24,59 @@ from cotenant.forecasting.interference.intervals import (
     enough,
     fill,
 )
-from cotenant.forecasting.interference.kernel import MIXES, covariance
+from cotenant.forecasting.interference.kernel import FAR_SCALE, MIXES, NEAR_SCALE, NOISE, Scales, covariance
 from cotenant.forecasting.interference.model import LEAST, PairModel, Scaling
 from cotenant.forecasting.interference.observations import FEATURES, MOST_THROUGHPUT, Observation, features, pairs_of
 from cotenant.forecasting.interference.physics import SHARES_START, Physics
-from cotenant.forecasting.interference.posterior import Posterior, solve, solve_robustly
+from cotenant.forecasting.interference.posterior import TAILS, Posterior, solve, solve_robustly
 from cotenant.forecasting.interference.table import DEMANDS, STEP, UTIL, Floats, Ints, Jobs, PairTable
 from cotenant.forecasting.types import DemandProfile
 
 LEAST_ROWS = 12  # below, there is nothing to learn a model from
 _CHOICE_ROWS = 800  # for choosing between physics and mixes; more rows change no choice
-_PRIOR_PULL = 0.15  # of the shares model's parameters towards their start, in residuals per e-fold
 _SOFT = 0.05  # where a residual of the physics stops counting as a square
 _GUESS_SLOPE_NEEDS = 4  # jobs
 
 
-def fit_pairs(table: PairTable, mode: str | None = None) -> PairModel:
+@dataclass(frozen=True, slots=True)
+class InterferenceOptions:
+    """What is chosen before a fit, not by it. The defaults were chosen on published pairs (``docs/interference.md``).
+
+    Attributes:
+        near: Shorter length scale of the kernel, in standard deviations of a feature times √features.
+        far: Longer length scale.
+        noise: Of one measurement, as a share of the variance of the residual.
+        tails: Degrees of freedom of the noise: the fewer, the less a measurement far off counts.
+        prior_pull: Of the shares model's parameters towards their start, in residuals per e-fold.
+        mix: Weights of the kernel, a key of ``MIXES``; None chooses by leave-family-out error inside the data.
+    """
+
+    near: float = NEAR_SCALE
+    far: float = FAR_SCALE
+    noise: float = NOISE
+    tails: float = TAILS
+    prior_pull: float = 0.15
+    mix: str | None = None
+
+    def __post_init__(self) -> None:
+        Scales(self.near, self.far, self.noise)  # refuses what cannot be
+        if not 0.0 < self.tails < math.inf:
+            raise ValueError(f"tails: {self.tails} is not accepted; give a finite number above 0")
+        if not 0.0 <= self.prior_pull < math.inf:
+            raise ValueError(f"prior_pull: {self.prior_pull} is not accepted; give a finite number of at least 0")
+        if self.mix is not None and self.mix not in MIXES:
+            raise ValueError(f"mix: {self.mix!r} is not accepted; give one of {', '.join(MIXES)}, or None")
+
+    @property
+    def scales(self) -> Scales:
+        """What of these a fitted model carries."""
+        return Scales(self.near, self.far, self.noise)
+
+
+USUAL_OPTIONS = InterferenceOptions()
+
+
+def fit_pairs(table: PairTable, mode: str | None = None, options: InterferenceOptions = USUAL_OPTIONS) -> PairModel:
     """Fit the model of one GPU type.
 
     The mean and the mix of effects are chosen by leave-one-family-out error inside ``table``.
@@ -47,6 +84,7 @@ def fit_pairs(table: PairTable, mode: str | None = None) -> PairModel:
     Args:
         table: Measured pairs; NaN features are allowed.
         mode: How the GPU was shared: "timeslice" and "mps" have a mean of their own; None finds out which fits better.
+        options: What is chosen beforehand.
 
     Raises:
         ValueError: Fewer than ``LEAST_ROWS`` rows, or a feature that no measured job has.
@@ -54,15 +92,15 @@ def fit_pairs(table: PairTable, mode: str | None = None) -> PairModel:
     if len(table) < LEAST_ROWS:
         raise ValueError(f"{len(table)} measured pairs are too few to fit a model; give at least {LEAST_ROWS}")
     table, scaling = _complete(table.measured_only())
-    drafts = list(_drafts(table, scaling, mode))
+    drafts = list(_drafts(table, scaling, mode, options))
     if len(drafts) > 1:
         stride = math.ceil(len(table) / _CHOICE_ROWS)
         errors = [_choice_error(draft, stride) for draft in drafts]
         draft = drafts[int(np.argmin(errors))]
     else:
         draft = drafts[0]
-    matrix = covariance(draft.weights, draft.standardised(table.jobs), table.focal, table.other)
-    posterior = solve_robustly(matrix, draft.residual(), draft.noise())
+    matrix = covariance(draft.weights, draft.standardised(table.jobs), table.focal, table.other, draft.scales)
+    posterior = solve_robustly(matrix, draft.residual(), draft.noise(), options.tails)
     model = replace(draft, trust=posterior.trust, alpha=posterior.alpha)
     return replace(model, bands=_bands(model, posterior))
 
@@ -111,32 +149,30 @@ def _complete(table: PairTable) -> tuple[PairTable, Scaling]:
     return replace(table, jobs=Jobs(table.jobs.ids, table.jobs.families, full)), scaling
 
 
-def _drafts(table: PairTable, scaling: Scaling, mode: str | None) -> Iterator[PairModel]:
+def _drafts(table: PairTable, scaling: Scaling, mode: str | None, options: InterferenceOptions) -> Iterator[PairModel]:
     """Every combination of mean and mix, not yet solved."""
-    for physics, logit in _means(table, mode):
-        for mix in MIXES:
-            draft = PairModel(
-                table, scaling, physics, mix, logit, 1.0, np.ones(len(table)), (UNCALIBRATED,), np.zeros(len(table))
-            )
+    for physics, logit in _means(table, mode, options):
+        for mix in MIXES if options.mix is None else (options.mix,):
+            trust, alpha = np.ones(len(table)), np.zeros(len(table))
+            draft = PairModel(table, scaling, physics, mix, logit, 1.0, trust, (UNCALIBRATED,), alpha, options.scales)
             unit = float(np.std(draft.residual()))
             yield replace(draft, unit=max(unit, 1e-3))
 
 
-def _means(table: PairTable, mode: str | None) -> Iterator[tuple[Physics, bool]]:
+def _means(table: PairTable, mode: str | None, options: InterferenceOptions) -> Iterator[tuple[Physics, bool]]:
     if UTIL not in table.names:
         yield Physics("constant", (float(np.median(np.clip(table.throughput, 0.02, 0.98))),)), True
         return
     if mode != "mps" or STEP not in table.names:
         yield Physics("queue"), False
     if mode != "timeslice" and STEP in table.names:
-        yield _fit_shares(table), False
+        yield _fit_shares(table, options.prior_pull), False
 
 
-def _fit_shares(table: PairTable) -> Physics:
+def _fit_shares(table: PairTable, pull: float) -> Physics:
     features = table.jobs.features
     focal, other, target = features[table.focal], features[table.other], np.clip(table.throughput, 0.0, 1.0)
     start = np.log(SHARES_START)
-    pull = _PRIOR_PULL
 
     def errors(logs: Floats) -> Floats:
         fitted = Physics("shares", tuple(np.exp(logs))).mean(table.names, focal, other)
@@ -150,7 +186,7 @@ def _choice_error(draft: PairModel, stride: int) -> float:
     """Mean absolute error, leaving families out (jobs, where there are fewer than three families)."""
     table = draft.table.rows(np.arange(0, len(draft.table), stride))
     draft = replace(draft, table=table, trust=np.ones(len(table)), alpha=np.zeros(len(table)))
-    matrix = covariance(draft.weights, draft.standardised(table.jobs), table.focal, table.other)
+    matrix = covariance(draft.weights, draft.standardised(table.jobs), table.focal, table.other, draft.scales)
     posterior = solve(matrix, draft.residual(), draft.noise(), draft.trust)
     groups = _families(table)
     errors = [
@@ -226,7 +262,11 @@ def _held_out_pairs(model: PairModel, posterior: Posterior) -> Iterator[tuple[in
 
 
 def fit_interference(
-    observations: Sequence[Observation], source: str, licence: str, mode: str | None = None
+    observations: Sequence[Observation],
+    source: str,
+    licence: str,
+    mode: str | None = None,
+    options: InterferenceOptions = USUAL_OPTIONS,
 ) -> InterferenceModels:
     """Fit one model per GPU type and one over all types.
 
@@ -237,6 +277,7 @@ def fit_interference(
         source: What was measured, in words, for the model's card.
         licence: Licence of the data, for the model's card.
         mode: How the GPU was shared, see ``fit_pairs``.
+        options: What is chosen beforehand.
 
     Raises:
         ValueError: Too few pairs for any model, or no utilisation was measured.
@@ -248,11 +289,11 @@ def fit_interference(
         mine = [each for each in observations if each.gpu_type == gpu_type]
         table = pairs_of(mine, _features_of(mine))
         if len(table) >= LEAST_ROWS:
-            models[gpu_type] = fit_pairs(table, mode)
+            models[gpu_type] = fit_pairs(table, mode, options)
             metrics |= {f"{gpu_type}: {name}": value for name, value in _metrics(models[gpu_type]).items()}
     # The same program on another GPU type is another job: what it is there says nothing exact about here.
     renamed = [_on_its_type(each) for each in observations]
-    pooled = fit_pairs(pairs_of(renamed, _features_of(renamed)), mode)
+    pooled = fit_pairs(pairs_of(renamed, _features_of(renamed)), mode, options)
     card = ModelCard(source, licence, _fingerprint(observations), metrics)
     return InterferenceModels(models, pooled, card)
 
