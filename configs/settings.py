@@ -65,6 +65,17 @@ class SignatureSettings(_Section):
     write_every_s: Seconds = 60.0
 
 
+class PredictionSettings(_Section):
+    """What predicts. ``models`` None = the registry is ``models`` in the state directory."""
+
+    demand: Literal["mixture", "ewquantile"] = "mixture"
+    interference: Literal["learned", "rule"] = "learned"
+    cold_start: StrictBool = True
+    models: str | None = None
+    retrain: StrictBool = True
+    retrain_every_s: Annotated[float, Field(ge=60.0, strict=True)] = 3600.0
+
+
 class DeviceSettings(_Section):
     """Which device backend, and what its GPUs are. ``None`` = found out on the host."""
 
@@ -99,6 +110,7 @@ class Settings(_Section):
     lease: LeaseSettings = LeaseSettings()
     profiler: ProfilerSettings = ProfilerSettings()
     signatures: SignatureSettings = SignatureSettings()
+    prediction: PredictionSettings = PredictionSettings()
     device: DeviceSettings = DeviceSettings()
     api: ApiSettings = ApiSettings()
     journal: JournalSettings = JournalSettings()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cotenant.configs.settings import Settings
-from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy, policy
 from cotenant.placement.resize import ResizeMemory, resize_gpu
@@ -15,6 +14,7 @@ from cotenant.scheduler.core.commands import Command
 from cotenant.scheduler.core.cycle import run_cycle
 from cotenant.scheduler.core.events import Event
 from cotenant.scheduler.core.handlers import HANDLERS
+from cotenant.scheduler.core.models import GuardedInterference, ModelSource, first_models, informed
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.turn import Turn
 
@@ -24,31 +24,46 @@ class Core:
 
     Args:
         settings: The settings to start with.
-        predictor: Predicts how jobs on one GPU slow each other down.
+        models: Finds the models of given versions.
         policies: Finds a placement policy by name.
     """
 
     def __init__(
         self,
         settings: Settings,
-        predictor: InterferencePredictor | None = None,
+        models: ModelSource = first_models,
         policies: Callable[[str], PlacementPolicy] = policy,
     ) -> None:
         self.state = State(settings=settings, configured=settings)
-        self.predictor = predictor or UtilisationRule()
         self.policies = policies
+        self._models = models
+        self._predictor: GuardedInterference
+        self._load_models()
 
     @classmethod
     def from_state(
         cls,
         state: State,
-        predictor: InterferencePredictor | None = None,
+        models: ModelSource = first_models,
         policies: Callable[[str], PlacementPolicy] = policy,
     ) -> Core:
         """Return a core that continues from this state."""
-        core = cls(state.settings, predictor, policies)
+        core = cls(state.settings, models, policies)
         core.state = state
+        core._load_models()
         return core
+
+    @property
+    def predictor(self) -> InterferencePredictor:
+        """Predicts how jobs on one GPU slow each other down."""
+        return self._predictor
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the models, in words; empty when nothing is."""
+        fault = self._predictor.fault
+        model = f"interference model {self._predictor.name}: {fault}; the utilisation rule answers instead"
+        return (*self.state.models.warnings, *((model,) if fault else ()))
 
     @property
     def policy(self) -> PlacementPolicy:
@@ -67,6 +82,10 @@ class Core:
         turn = Turn(state, state.now)
         for event in events:
             HANDLERS[type(event)](turn, event)
+        if turn.models_changed:
+            self._load_models()
+        elif turn.evidence_changed:
+            self._predictor = informed(state.models.interference, state.evidence.observations())
         # Shares first follow what was measured: that frees memory for those who wait.
         if state.settings.resize.enabled:
             self._resize(turn, turn.measured, memory_wanted=bool(state.queued))
@@ -75,6 +94,10 @@ class Core:
         self._resize(turn, turn.members_changed, memory_wanted=False)
         refresh(state, turn.members_changed | turn.measured, self.predictor, turn.now)
         return turn.commands()
+
+    def _load_models(self) -> None:
+        self.state.models = self._models(self.state.model_versions)
+        self._predictor = informed(self.state.models.interference, self.state.evidence.observations())
 
     def _back_off_over(self, turn: Turn) -> bool:
         """Let jobs whose back-off is over into the queue again; whether there were any."""

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cotenant.configs.settings import PlacementSettings, ResizeSettings
+from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import JobMeasurement
 from cotenant.scheduler.core.model import Host, JobSpec
 
@@ -146,6 +147,26 @@ class SettingsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelsChanged:
+    """Other models are to predict from now on.
+
+    Attributes:
+        versions: Version by kind of model; a kind that is not named has none, and the simple predictor serves.
+    """
+
+    versions: dict[str, str]
+    kind: Literal["models_changed"] = "models_changed"
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceGathered:
+    """How fast jobs were that shared a GPU, measured against what they do alone."""
+
+    observations: tuple[Observation, ...]
+    kind: Literal["evidence_gathered"] = "evidence_gathered"
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed. Sent by the shell so that time-outs and patience are noticed."""
 
@@ -166,6 +187,8 @@ Event = Annotated[
     | MemoryOverrun
     | MeasurementsReported
     | SettingsChanged
+    | ModelsChanged
+    | EvidenceGathered
     | Tick,
     Field(discriminator="kind"),
 ]

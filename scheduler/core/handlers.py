@@ -12,6 +12,7 @@ from cotenant.placement.resize import UsageSignal
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.events import (
     ClientLost,
+    EvidenceGathered,
     HostJoined,
     HostLost,
     HostUnreachable,
@@ -21,6 +22,7 @@ from cotenant.scheduler.core.events import (
     JobSubmitted,
     MeasurementsReported,
     MemoryOverrun,
+    ModelsChanged,
     SettingsChanged,
     StartFailed,
     StopRequested,
@@ -222,6 +224,22 @@ def measurements_reported(turn: Turn, event: MeasurementsReported) -> None:
         _measured(turn, measurement)
 
 
+def models_changed(turn: Turn, event: ModelsChanged) -> None:
+    """Have other models predict from now on; waiting jobs are looked at again."""
+    if event.versions == turn.state.model_versions:
+        return
+    turn.state.model_versions = dict(sorted(event.versions.items()))
+    turn.models_changed = turn.dirty = True
+    turn.measured.update(dict.fromkeys(turn.state.gpus))
+
+
+def evidence_gathered(turn: Turn, event: EvidenceGathered) -> None:
+    """Keep what was measured of jobs that share GPUs; waiting jobs are looked at again."""
+    for observation in event.observations:
+        turn.state.evidence.add(observation)
+    turn.evidence_changed = turn.dirty = True
+
+
 def _measured(turn: Turn, measurement: JobMeasurement) -> None:
     state, signature = turn.state, measurement.signature
     job = state.jobs.get(measurement.job_id)
@@ -324,6 +342,8 @@ HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     JobMissing: job_missing,
     MemoryOverrun: memory_overrun,
     MeasurementsReported: measurements_reported,
+    ModelsChanged: models_changed,
+    EvidenceGathered: evidence_gathered,
     SettingsChanged: settings_changed,
     Tick: tick,
 }

@@ -16,12 +16,15 @@ from operator import itemgetter
 from pydantic import ConfigDict, TypeAdapter
 
 from cotenant.configs.settings import Settings
+from cotenant.forecasting.interference.evidence import EvidenceBook
+from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.profiles import from_hints
 from cotenant.forecasting.types import DemandProfile, Signature
 from cotenant.placement.resize import ResizeMemory, UsageSignal
 from cotenant.placement.statement import resident_of
 from cotenant.placement.types import FitError, GpuView, Request, Share
 from cotenant.scheduler.core.model import PRIORITY_WEIGHTS, Gpu, Host, Job, JobSpec, JobState
+from cotenant.scheduler.core.models import Models
 from cotenant.scheduler.core.sanity import sound
 
 SCHEMA_VERSION = 1
@@ -81,6 +84,8 @@ class _Record:
     ignored: dict[str, int]
     overlooked: dict[str, int]
     refused: tuple[tuple[tuple[FitError, ...], tuple[str, ...]], ...]  # reasons, ids of the jobs they hold for
+    model_versions: dict[str, str] = field(default_factory=dict)
+    evidence: tuple[Observation, ...] = ()
 
 
 # The one-element tuple carries the configuration, which a bare dataclass cannot: infinities survive the round trip.
@@ -107,6 +112,9 @@ class State:
         ignored: How many events were ignored, by reason.
         refused: Why each waiting job was refused in the last cycle; jobs that ask for the same share one object.
         overlooked: For how many cycles in a row a waiting job was not given an idle GPU it fits (see invariants).
+        model_versions: Version of each kind of model that is to predict.
+        evidence: How fast jobs were that shared a GPU here.
+        models: The models themselves; not written down, they follow from the versions.
     """
 
     settings: Settings
@@ -124,6 +132,9 @@ class State:
     ignored: dict[str, int] = field(default_factory=dict)
     overlooked: dict[str, int] = field(default_factory=dict)
     refused: dict[str, tuple[FitError, ...]] = field(default_factory=dict)
+    model_versions: dict[str, str] = field(default_factory=dict)
+    evidence: EvidenceBook = field(default_factory=EvidenceBook)
+    models: Models = field(default_factory=Models)
     queued: set[str] = field(default_factory=set)
     pending: set[str] = field(default_factory=set)
     leased: set[str] = field(default_factory=set)
@@ -271,6 +282,8 @@ class State:
             ignored=self.ignored,
             overlooked=self.overlooked,
             refused=self._grouped_refusals(),
+            model_versions=self.model_versions,
+            evidence=self.evidence.observations(),
         )
         return _ADAPTER.dump_json((record,))
 
@@ -297,6 +310,8 @@ class State:
             ignored=record.ignored,
             overlooked=record.overlooked,
             refused={job_id: errors for errors, job_ids in record.refused for job_id in job_ids},
+            model_versions=record.model_versions,
+            evidence=EvidenceBook(record.evidence),
         )
         for job in record.jobs:
             state.put(job)

@@ -30,6 +30,8 @@ class Turn:
         dirty: Something changed that may let a waiting job be placed.
         members_changed: GPUs whose set of residents changed.
         measured: GPUs with new measurements.
+        models_changed: Other models are to predict.
+        evidence_changed: What was measured of jobs that share GPUs has grown.
     """
 
     def __init__(self, state: State, now: float) -> None:
@@ -38,6 +40,8 @@ class Turn:
         self.dirty = False
         self.members_changed: dict[str, None] = {}
         self.measured: dict[str, None] = {}
+        self.models_changed = False
+        self.evidence_changed = False
         self._stops: list[StopJob] = []
         self._resized: dict[str, tuple[Lease, str]] = {}  # lease before this turn, reason
         self._granted: dict[str, str] = {}  # reason

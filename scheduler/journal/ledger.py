@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cotenant.configs.settings import Settings
-from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy, policy
 from cotenant.scheduler.core.commands import Command
 from cotenant.scheduler.core.events import Event
+from cotenant.scheduler.core.models import ModelSource, first_models
 from cotenant.scheduler.journal.recovery import recover
 from cotenant.scheduler.journal.store import Journal
 
@@ -39,11 +39,11 @@ class Ledger:
         self,
         journal: Journal,
         settings: Settings,
-        predictor: InterferencePredictor | None = None,
+        models: ModelSource = first_models,
         policies: Callable[[str], PlacementPolicy] = policy,
     ) -> None:
         self._journal = journal
-        self._recover = partial(recover, journal, settings, predictor, policies)
+        self._recover = partial(recover, journal, settings, models, policies)
         self._snapshot_every = settings.journal.snapshot_every
         self._since_snapshot = 0
         self._behind = False  # the core is not where the journal is

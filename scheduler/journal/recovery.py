@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cotenant.configs.settings import Settings
-from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy, policy
 from cotenant.scheduler.core.engine import Core
+from cotenant.scheduler.core.models import ModelSource, first_models
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.journal.store import Entry, Journal, Loaded
 
@@ -19,7 +19,7 @@ MOST_CULPRITS = 8  # with more of them it is not the events: the whole batch is 
 def recover(
     journal: Journal,
     settings: Settings,
-    predictor: InterferencePredictor | None = None,
+    models: ModelSource = first_models,
     policies: Callable[[str], PlacementPolicy] = policy,
 ) -> Core:
     """Return a core in exactly the state in which the journal's last batch left it, under the given settings.
@@ -36,7 +36,7 @@ def recover(
     Args:
         journal: The journal, freshly opened.
         settings: The settings the scheduler is started with now.
-        predictor: As for ``Core``.
+        models: As for ``Core``.
         policies: As for ``Core``.
 
     Raises:
@@ -45,7 +45,7 @@ def recover(
 
     def replay(loaded: Loaded, before: int | None = None) -> tuple[Core, Entry | None]:
         """Return the core after all batches, or those before a number; and the batch it failed at, if it did."""
-        core = Core.from_state(loaded.snapshot or State(settings=settings, configured=settings), predictor, policies)
+        core = Core.from_state(loaded.snapshot or State(settings=settings, configured=settings), models, policies)
         for entry in loaded.entries:
             if entry.seq == before:
                 break
@@ -54,7 +54,7 @@ def recover(
         return core, None
 
     def attempt(entry: Entry, state: bytes) -> str | None:
-        return _failure(Core.from_state(State.from_json(state), predictor, policies), entry)
+        return _failure(Core.from_state(State.from_json(state), models, policies), entry)
 
     retried: set[int] = set()
     while True:

@@ -1,0 +1,109 @@
+"""The models in force. The core knows them by version; where they come from is its shell's business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import floor, log10
+from typing import Protocol, runtime_checkable
+
+from cotenant.forecasting.characterisation.coldstart import ColdStart
+from cotenant.forecasting.interference import UtilisationRule
+from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Models:
+    """What predicts.
+
+    Attributes:
+        interference: How jobs on one GPU slow each other down.
+        cold_start: What to expect of a job that was never measured; None = nothing.
+        serving: By kind, what serves, in words.
+        warnings: What an administrator should know: which model could not be used, and why.
+    """
+
+    interference: InterferencePredictor = field(default_factory=UtilisationRule)
+    cold_start: ColdStart | None = None
+    serving: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+# From versions by kind to models. Never raises: what cannot be loaded is replaced by something simpler, with a warning.
+ModelSource = Callable[[Mapping[str, str]], Models]
+
+
+@runtime_checkable
+class Informable(Protocol):
+    """An interference predictor that can take into account what was measured on this cluster."""
+
+    def with_evidence(self, observations: Sequence[Observation]) -> InterferencePredictor:
+        """Return the predictor after these measurements; itself unchanged."""
+        ...
+
+
+def first_models(_versions: Mapping[str, str]) -> Models:
+    """The models that need no file."""
+    return Models()
+
+
+def only(predictor: InterferencePredictor) -> ModelSource:
+    """A source of this one interference predictor, whatever the versions."""
+    return lambda _versions: Models(interference=predictor)
+
+
+class GuardedInterference:
+    """An interference predictor that cannot stop the core: whatever it fails at, the utilisation rule answers.
+
+    Profiles are rounded before they are asked about, to steps far below what is known of any job. Measured numbers
+    move a little every second; without rounding no answer would ever be asked for again.
+    """
+
+    def __init__(self, primary: InterferencePredictor) -> None:
+        self.name = primary.name
+        self.fault = ""
+        self._primary = primary
+        self._rule = UtilisationRule()
+
+    def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
+        """See ``InterferencePredictor``."""
+        rounded = [_rounded(member) for member in members]
+        try:
+            found = self._primary.predict(rounded, gpu_type)
+        except Exception as error:  # noqa: BLE001 - a fault of a model's can be of any kind; jobs must be placed all the same
+            self.fault = f"{type(error).__name__}: {error}"
+            return self._rule.predict(rounded, gpu_type)
+        if len(found) != len(members) or not all(0.0 < p.low <= p.mid <= p.high <= 1.0 for p in found):
+            self.fault = f"it predicted {[(p.low, p.mid, p.high) for p in found]} for {len(members)} jobs"
+            return self._rule.predict(rounded, gpu_type)
+        return found
+
+
+def informed(predictor: InterferencePredictor, evidence: Sequence[Observation]) -> GuardedInterference:
+    """The predictor after what was measured on this cluster; as it is when it cannot learn, or fails at it."""
+    if not evidence or not isinstance(predictor, Informable):
+        return GuardedInterference(predictor)
+    try:
+        return GuardedInterference(predictor.with_evidence(evidence))
+    except Exception as error:  # noqa: BLE001 - as above: without the evidence it still predicts
+        guarded = GuardedInterference(predictor)
+        guarded.fault = f"what was measured here could not be taken in: {type(error).__name__}: {error}"
+        return guarded
+
+
+def _rounded(profile: DemandProfile) -> DemandProfile:
+    return replace(
+        profile,
+        util_mean=round(profile.util_mean, 2),
+        util_p95=round(profile.util_p95, 2),
+        membw_util=None if profile.membw_util is None else round(profile.membw_util, 2),
+        memory_bytes=None if profile.memory_bytes is None else int(_digits(float(profile.memory_bytes))),
+        solo_step_rate=None if profile.solo_step_rate is None else _digits(profile.solo_step_rate),
+        observed_s=0.0,
+    )
+
+
+def _digits(value: float) -> float:
+    """Two significant digits."""
+    return round(value, 1 - floor(log10(value))) if value > 0.0 else value
