@@ -22,7 +22,7 @@ FORMAT, FORMAT_VERSION = "cotenant-model", 1
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_RESTRICTED = re.compile(r"non-?\s?commercial|research (use|purposes?) only|measure only|none stated", re.IGNORECASE)
+_RESTRICTED = re.compile(r"non-?\s?commercial|research (use|purposes?)|measure only|none stated", re.IGNORECASE)
 
 
 class ModelFileError(ValueError):
@@ -210,10 +210,10 @@ def _sources(fields: _Fields) -> tuple[DataSource, ...]:
     for each in found if isinstance(found, list) else ():
         whole = each if isinstance(each, dict) else {}
         source, licence, fingerprint = (str(whole.get(name) or "") for name in ("source", "licence", "fingerprint"))
-        rows = whole.get("rows")
-        good = source.strip() and licence.strip() and _SHA256.fullmatch(fingerprint) and _is_whole(rows) and rows >= 0
+        rows = whole["rows"] if _is_whole(whole.get("rows")) else -1
+        good = source.strip() and licence.strip() and _SHA256.fullmatch(fingerprint) and rows >= 0
         fields.need("data", bool(good), accepted)
-        sources.append(DataSource(source, licence, fingerprint, int(rows or 0)))
+        sources.append(DataSource(source, licence, fingerprint, rows))
     return tuple(sources)
 
 
