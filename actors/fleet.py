@@ -61,14 +61,16 @@ class Fleet:
             except RayError as error:
                 print(f"cotenant scheduler: commands to host {host_id}: {error}", flush=True)  # noqa: T201 - the log
 
-    def health(self, silence: Mapping[str, float], note: str) -> Health:
+    def health(self, silence: Mapping[str, float], note: str, models: str) -> Health:
         """Ask every component whether it answers.
 
         Args:
             silence: Seconds since each host's last report.
             note: What the scheduler has to say of itself.
+            models: What is to be said of the models that predict.
         """
         components = [ComponentHealth(name="scheduler", ok=True, note=note)]
+        components.append(ComponentHealth(name="models", ok=True, note=models))
         components.append(_ping(PRM))
         for host_id, seconds in sorted(silence.items()):
             ok = seconds <= self._settings.lease.ttl_s

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ray.exceptions import RayError
 
 from cotenant.actors.clock import SteadyClock
 from cotenant.actors.fleet import Fleet
 from cotenant.actors.messages import HostReport
+from cotenant.actors.models import ModelShelf
 from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core import queries
@@ -23,11 +25,13 @@ from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import (
     ClientLost,
     Event,
+    EvidenceGathered,
     HostJoined,
     HostLost,
     HostUnreachable,
     JobSubmitted,
     MeasurementsReported,
+    ModelsChanged,
     SettingsChanged,
     StopRequested,
     Tick,
@@ -69,10 +73,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, settings_json: str, journal_url: str, fleet: Fleet | None = None, journal: Journal | None = None
+        self,
+        settings_json: str,
+        journal_url: str,
+        state_dir: str,
+        fleet: Fleet | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.settings = Settings.model_validate_json(settings_json)
-        self._ledger = Ledger(journal or Journal(journal_url), self.settings)
+        self._shelf = ModelShelf(self.settings.prediction, Path(state_dir))
+        self._ledger = Ledger(journal or Journal(journal_url), self.settings, self._shelf.load)
         self._clock = SteadyClock(self._core.state.now)
         self._lock = threading.RLock()
         self._inbox: queue.Queue[_Request] = queue.Queue()
@@ -84,6 +94,7 @@ class Scheduler:
         self._ended = threading.Event()  # the commit loop has
         if hosts:  # whether they still exist shows when they report; until then nothing is placed there
             self._take_in([HostUnreachable(host_id, "not heard of since the restart") for host_id in hosts])
+        self._follow_models(self._take_in)
         start_vital_thread("commit", self._commit_loop)
         start_vital_thread("watch", self._watch_loop)
 
@@ -180,7 +191,10 @@ class Scheduler:
         with self._lock:
             silence = {host_id: time.monotonic() - contact.seen for host_id, contact in self._contacts.items()}
             note = self._ledger.note()
-        return self._fleet.health(silence, note)
+            warnings = (*self._shelf.warnings(), *self._core.warnings)
+            serving = dict(self._core.state.models.serving)
+        models = "; ".join(warnings) or ", ".join(f"{kind}: {version}" for kind, version in sorted(serving.items()))
+        return self._fleet.health(silence, note, models)
 
     def location(self, job_id: str) -> list[tuple[str, int]]:
         """Return (host id, epoch) of every host that holds the job or held it last."""
@@ -220,6 +234,10 @@ class Scheduler:
 
     def measurements(self, event: MeasurementsReported) -> None:
         """Take in one host's measurements and forecasts."""
+        self._commit([event])
+
+    def evidence(self, event: EvidenceGathered) -> None:
+        """Take in how fast jobs were that share GPUs."""
         self._commit([event])
 
     # -- lifecycle --------------------------------------------------------------------------------------------------
@@ -356,6 +374,7 @@ class Scheduler:
             watched_at = now
             self._guarded("hosts", self._watch_hosts)
             self._guarded("clients", self._watch_clients)
+            self._guarded("models", lambda: self._follow_models(self._commit))
             self._guarded("tick", lambda: self._commit([Tick()]))
 
     def _guarded(self, what: str, step: Callable[[], None]) -> None:
@@ -366,6 +385,15 @@ class Scheduler:
             raise
         except (CotenantError, RayError, ConnectionError, TimeoutError) as error:
             _log(f"watching {what}: {error}")
+
+    def _follow_models(self, take_in: Callable[[Sequence[Event]], object]) -> None:
+        """Have the models predict that are active in the registry."""
+        versions = self._shelf.wanted()
+        versions.pop("demand", None)  # serves in the PRM
+        with self._lock:
+            known = self._core.state.model_versions
+        if versions != known:
+            take_in([ModelsChanged(versions)])
 
     def _excuse_clients(self, stalled_s: float) -> None:
         """While the scheduler itself was held up it heard nobody: no client is to blame for that time."""

@@ -42,6 +42,7 @@ class Bench:
     """A scheduler without Ray, its hosts, and a way to start it anew."""
 
     def __init__(self, path: Path) -> None:
+        self.home = path
         self.url = f"sqlite:///{path}/journal.db"
         self.host = FakeHost()
         self.started: list[Scheduler] = []
@@ -51,7 +52,7 @@ class Bench:
         """Start a scheduler; the one before, if any, counts as killed."""
         self.journal = FullDisk(self.url)
         self.fleet = FakeFleet(self.host, limit=limit)
-        self.scheduler = Scheduler(SETTINGS.model_dump_json(), self.url, self.fleet, self.journal)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(SETTINGS.model_dump_json(), self.url, str(self.home), self.fleet, self.journal)  # type: ignore[arg-type]
         self.started.append(self.scheduler)
 
     def report(self, *, answered: bool = True) -> bool:

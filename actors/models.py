@@ -1,0 +1,105 @@
+"""From the model registry to models that serve. What cannot be loaded is replaced by something simpler, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from cotenant.configs.settings import PredictionSettings
+from cotenant.forecasting.datasets.registry import (
+    SHIPPED,
+    DemandExperts,
+    Kind,
+    ModelFileError,
+    Registry,
+    load_coldstart,
+    load_demand,
+    load_interference,
+)
+from cotenant.forecasting.interference import UtilisationRule
+from cotenant.scheduler.core.models import Models
+
+T = TypeVar("T")
+
+
+class ModelShelf:
+    """The registry as the settings want it used.
+
+    Args:
+        settings: What is to predict.
+        state_dir: Where the registry lies unless the settings say otherwise.
+    """
+
+    def __init__(self, settings: PredictionSettings, state_dir: Path) -> None:
+        self.registry = Registry(state_dir / "models" if settings.models is None else Path(settings.models))
+        self._kinds: dict[Kind, bool] = {
+            "interference": settings.interference == "learned",
+            "coldstart": settings.cold_start,
+            "demand": settings.demand == "mixture",
+        }
+
+    def wanted(self) -> dict[str, str]:
+        """Return the version of each kind that is to serve; a kind that is switched off or has none is missing."""
+        versions = {kind: self._active(kind) for kind, on in self._kinds.items() if on}
+        return {kind: version for kind, version in versions.items() if version is not None}
+
+    def load(self, versions: Mapping[str, str]) -> Models:
+        """Return the models of these versions (see ``ModelSource``)."""
+        serving: dict[str, str] = {}
+        warnings: list[str] = []
+        bundle = self._first(
+            "interference", versions, lambda version: load_interference(self.registry, version), serving, warnings
+        )
+        classes = self._first(
+            "coldstart", versions, lambda version: load_coldstart(self.registry, version), serving, warnings
+        )
+        interference = UtilisationRule() if bundle is None else bundle.predictor()
+        serving.setdefault("interference", "utilisation rule")
+        return Models(interference, classes, serving, tuple(warnings))
+
+    def demand(self, versions: Mapping[str, str]) -> tuple[DemandExperts | None, tuple[str, ...]]:
+        """Return the trained demand experts of these versions, None when there are none; and what went wrong."""
+        warnings: list[str] = []
+        return self._first("demand", versions, self._sound_experts, {}, warnings), tuple(warnings)
+
+    def _sound_experts(self, version: str) -> DemandExperts:
+        experts = load_demand(self.registry, version)
+        experts.forecaster()  # experts that cannot join the mixture are of no use
+        return experts
+
+    def _active(self, kind: Kind) -> str | None:
+        try:
+            return self.registry.active(kind)
+        except ModelFileError:
+            return SHIPPED  # loading it tells whether there is one; the damaged choice is told by ``warnings``
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the registry itself."""
+        try:
+            self.registry.active("interference")
+        except ModelFileError as error:
+            return (str(error),)
+        return ()
+
+    def _first(
+        self,
+        kind: Kind,
+        versions: Mapping[str, str],
+        load: Callable[[str], T],
+        serving: dict[str, str],
+        warnings: list[str],
+    ) -> T | None:
+        """Load the version, else the shipped one; note what serves and what could not."""
+        wanted = versions.get(kind)
+        if wanted is None:
+            return None
+        for version in dict.fromkeys((wanted, SHIPPED)):
+            try:
+                found = load(version)
+            except (ModelFileError, ValueError, OSError) as error:
+                warnings.append(f"{kind} model {version} cannot be used: {error}")
+            else:
+                serving[kind] = version
+                return found
+        return None
