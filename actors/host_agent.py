@@ -164,6 +164,7 @@ class HostAgent:
                 shares=command.shares,
                 fingerprint=spec.fingerprint,
                 descriptors=Descriptors(spec.hints.batch_size, spec.hints.framework),
+                operator_mix=spec.hints.operator_mix,
                 grace_s=self.settings.lease.stop_grace_s,
             )
         except LaunchError as error:

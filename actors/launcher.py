@@ -97,6 +97,7 @@ class Launcher:
         grace_s: float,
         fingerprint: str = "",
         descriptors: Descriptors | None = None,
+        operator_mix: bool | None = None,
     ) -> Launched:
         """Start a job, or say what is running when it was started before. A lease job gets shares and no process.
 
@@ -115,6 +116,7 @@ class Launcher:
             grace_s: Seconds between SIGTERM and SIGKILL when it ends.
             fingerprint: Class of runs it belongs to.
             descriptors: What its hints say of it.
+            operator_mix: Profile its operators now and then, or never; None = as its environment or the host says.
 
         Raises:
             StaleCommand: A newer epoch of the job is, or was, here; or this one is over; or the host's leases are.
@@ -144,6 +146,8 @@ class Launcher:
             }
             if descriptors is not None:
                 launch |= {"batch_size": descriptors.batch_size, "framework": descriptors.framework}
+            if operator_mix is not None:
+                launch["operator_mix"] = operator_mix
             try:
                 launchspec.check(launch, shares, self._gpus)
                 self._supersede(job_id)
@@ -190,7 +194,8 @@ class Launcher:
 
     def _environment(self, launch: launchspec.Launch, job_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
         gpus = [self._gpus[gpu_id] for gpu_id in launch["gpu_ids"]]
-        own = launchspec.job_variables(launch["job_id"], launch["epoch"], job_dir, base.get("PYTHONPATH", ""))
+        python_path, mix = base.get("PYTHONPATH", ""), launch.get("operator_mix")
+        own = launchspec.job_variables(launch["job_id"], launch["epoch"], job_dir, python_path, mix)
         return self._backend.environment(gpus, base) | own
 
     def environment(self, job_id: str, epoch: int) -> dict[str, str]:

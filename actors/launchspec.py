@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
 from cotenant.actors import runner
+from cotenant.actors.shim.bootstrap import OPERATOR_MIX
 from cotenant.placement.types import Share
 
 SITE_DIR = str(Path(__file__).absolute().parent / "shim" / "site")
@@ -60,6 +61,7 @@ class Launch(TypedDict):
     grace_s: float
     batch_size: NotRequired[int | None]
     framework: NotRequired[str | None]
+    operator_mix: NotRequired[bool]
 
 
 def check(launch: Launch, shares: Sequence[Share], gpus: Container[str]) -> None:
@@ -122,12 +124,23 @@ def base_environment(env: Mapping[str, str]) -> dict[str, str]:
     return base
 
 
-def job_variables(job_id: str, epoch: int, job_dir: Path, python_path: str) -> dict[str, str]:
-    """Return the variables by which the shim finds its job. ``python_path``: the PYTHONPATH there is already."""
+def job_variables(
+    job_id: str, epoch: int, job_dir: Path, python_path: str, operator_mix: bool | None = None
+) -> dict[str, str]:
+    """Return the variables by which the shim finds its job.
+
+    Args:
+        job_id: The job.
+        epoch: Epoch of its lease.
+        job_dir: Its directory.
+        python_path: The PYTHONPATH there is already.
+        operator_mix: What its hint says, which wins over what its environment says; None = nothing.
+    """
     others = [entry for entry in python_path.split(os.pathsep) if entry and entry != SITE_DIR]
-    return {
+    variables = {
         "COTENANT_JOB_ID": job_id,
         "COTENANT_EPOCH": str(epoch),
         "COTENANT_JOB_DIR": str(job_dir),
         "PYTHONPATH": os.pathsep.join([SITE_DIR, *others]),
     }
+    return variables if operator_mix is None else variables | {OPERATOR_MIX: "1" if operator_mix else "0"}

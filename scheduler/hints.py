@@ -25,12 +25,15 @@ _MAX_BYTES = 2**60
 _MAX_SECONDS = 10 * 365 * 86400.0
 _MAX_UNIX_S = 2.0**38  # beyond the year 9999
 _MAX_COUNT = 2**31 - 1
+_MAX_PARAMETERS = 10**15
 _MAX_GPUS = 4096
 _MAX_SLOWDOWN = 100.0
 _BYTES_PER_UNIT = {
     **{unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))},
     **{unit: 1024**power for power, unit in enumerate(("kib", "mib", "gib", "tib"), start=1)},
 }
+_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_PER_COUNT_UNIT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
 _SIZE = re.compile(rf"({_NUMBER.pattern})\s*([a-zA-Z]*)")
 _DURATION = re.compile(
@@ -111,6 +114,26 @@ def _size(value: object, _now: float) -> int:
     number = _whole(value)
     _require(1 <= number <= _MAX_BYTES)
     return number
+
+
+def _parameters(value: object, _now: float) -> int:
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(_text(value))
+        if match is None or match[2].lower() not in _PER_COUNT_UNIT:
+            raise _Refused
+        number, unit = match[1], match[2].lower()
+        value = round(float(number) * _PER_COUNT_UNIT[unit]) if unit else number
+    count = _whole(value)
+    _require(1 <= count <= _MAX_PARAMETERS)
+    return count
+
+
+def _yes_or_no(value: object, _now: float) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = _text(value).lower()
+    _require(text in _YES or text in _NO)
+    return text in _YES
 
 
 def _share(value: object) -> float:
@@ -200,7 +223,7 @@ class HintDoc(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _Hint:
     field: str  # of Hints
-    read: Callable[[object, float], int | float | str]
+    read: Callable[[object, float], int | float | str | bool]
     accepted: str
     meaning: str
     default: str = ""  # "" = the default of the field of Hints
@@ -278,6 +301,30 @@ _HINTS: Mapping[str, _Hint] = {
     "batch_size": _Hint(
         "batch_size", _count(_MAX_COUNT), f"a whole number from 1 to {_MAX_COUNT}", "Samples per step.", "none"
     ),
+    "model": _Hint(
+        "model",
+        _identifier,
+        _NAME,
+        'Architecture, for example "resnet50"; by it runs of other programs are found.',
+        "none",
+    ),
+    "model_family": _Hint(
+        "model_family", _identifier, _NAME, 'What the model belongs to, for example "image_classification".', "none"
+    ),
+    "parameters": _Hint(
+        "parameters",
+        _parameters,
+        'a whole number from 1 to 1000T, in full or with K, M, B or T ("25.6M", "1.3B")',
+        "Number of weights of the model.",
+        "none",
+    ),
+    "operator_mix": _Hint(
+        "operator_mix",
+        _yes_or_no,
+        "true or false (also yes, no, on, off, 1, 0)",
+        "Whether the operators of a few steps are profiled (docs/signatures.md).",
+        "setting profiler.operator_mix",
+    ),
     "queue": _Hint("queue", _identifier, _NAME, "Queue the job waits in."),
     "tenant": _Hint("tenant", _identifier, _NAME, "Tenant the job is accounted to."),
     "restart": _Hint(
@@ -298,7 +345,7 @@ def parse_hints(raw: Mapping[str, object], now: float) -> Hints:
     Raises:
         HintError: An unknown name, or a value that is not accepted.
     """
-    fields: dict[str, int | float | str] = {}
+    fields: dict[str, int | float | str | bool] = {}
     for name, value in raw.items():
         if not isinstance(name, str):
             raise HintError("hints", name, f"hint names: {', '.join(HINT_NAMES)}")

@@ -62,7 +62,7 @@ class JobView(View):
     kind: Literal["command", "lease"]
     state: JobState
     command: list[str]
-    hints: dict[str, str | int | float | None]
+    hints: dict[str, str | bool | int | float | None]
     fingerprint: str
     submitted_at: float
     started_at: float | None

@@ -63,6 +63,10 @@ class Hints:
         queue: Queue name.
         tenant: Tenant name.
         restart: When the job is queued again by itself.
+        model: Architecture, for example "resnet50".
+        model_family: What it belongs to, for example "image_classification".
+        parameters: Weights of the model.
+        operator_mix: Whether to profile the operators of a few steps; None = as the setting says.
     """
 
     gpus: int = 1
@@ -80,6 +84,10 @@ class Hints:
     queue: str = "default"
     tenant: str = "default"
     restart: RestartPolicy = "on_node_loss"
+    model: str | None = None
+    model_family: str | None = None
+    parameters: int | None = None
+    operator_mix: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,30 @@ def test_a_host_can_ask_for_it_for_every_job(host: Host, own: dict[str, str], wa
     assert host.output() == f"{want}\n"
 
 
+@pytest.mark.parametrize("setting", [{}, {OPERATOR_MIX: "1"}], ids=["off everywhere", "on everywhere"])
+@pytest.mark.parametrize("own", [{}, {OPERATOR_MIX: "0"}, {OPERATOR_MIX: "1"}], ids=["silent", "own 0", "own 1"])
+@pytest.mark.parametrize(("hint", "want"), [(True, "1"), (False, "0")])
+def test_what_its_hint_says_counts(
+    host: Host, setting: dict[str, str], own: dict[str, str], hint: bool, want: str
+) -> None:
+    host.launcher = Launcher(host.path, (GPU, OTHER), variables=setting)
+    host.python(f"import os; print(os.environ[{OPERATOR_MIX!r}])", env={**ENV, **own}, operator_mix=hint)
+    host.exited()
+    assert host.output() == f"{want}\n"
+
+
+@pytest.mark.parametrize(("hint", "want"), [(True, "1"), (False, "0"), (None, "1")])
+def test_a_lease_gets_what_its_hint_says_even_from_the_next_host_agent(
+    host: Host, hint: bool | None, want: str
+) -> None:
+    host.launcher = Launcher(host.path, (GPU, OTHER), variables={OPERATOR_MIX: "1"})
+    host.launch(kind="lease", operator_mix=hint)
+    assert host.launcher.environment("job", 1)[OPERATOR_MIX] == want
+    if hint is not None:
+        host.restart()
+        assert host.launcher.environment("job", 1)[OPERATOR_MIX] == want
+
+
 def test_a_lease_gets_it_too(host: Host) -> None:
     host.launcher = Launcher(host.path, (GPU, OTHER), variables={OPERATOR_MIX: "1"})
     host.launch(kind="lease")

@@ -58,6 +58,18 @@ ACCEPTED = [
     ("expected_duration", "45", "expected_duration_s", 45.0),
     ("framework", "torch-2.13", "framework", "torch-2.13"),
     ("batch_size", "64", "batch_size", 64),
+    ("model", "resnet50", "model", "resnet50"),
+    ("model_family", "image_classification", "model_family", "image_classification"),
+    ("parameters", "25.6M", "parameters", 25_600_000),
+    ("parameters", "1.3B", "parameters", 1_300_000_000),
+    ("parameters", " 110 m ", "parameters", 110_000_000),
+    ("parameters", "1.5k", "parameters", 1500),
+    ("parameters", "1T", "parameters", 10**12),
+    ("parameters", "25557032", "parameters", 25_557_032),
+    ("parameters", 25_557_032, "parameters", 25_557_032),
+    ("parameters", 1.1e8, "parameters", 110_000_000),
+    *(("operator_mix", value, "operator_mix", True) for value in (True, "true", "Yes", "ON", "1")),
+    *(("operator_mix", value, "operator_mix", False) for value in (False, "false", "no", " off ", "0")),
     ("queue", "night", "queue", "night"),
     ("tenant", "team_a", "tenant", "team_a"),
     ("restart", "on_failure", "restart", "on_failure"),
@@ -68,10 +80,11 @@ REFUSED = [
         (name, value)
         for name in HINT_NAMES
         for value in ("", "   ", True, [], {}, math.nan, math.inf, "x" * 5000, "\0")
+        if (name, value) != ("operator_mix", True)
     ),
     *(
         (name, value)
-        for name in ("gpus", "batch_size")
+        for name in ("gpus", "batch_size", "parameters")
         for value in ("0", "-1", 0, -1, 1.5, "1.5", "two", 10**30, "1_0", "٢")
     ),
     *(
@@ -92,9 +105,18 @@ REFUSED = [
     ("deadline", datetime(2030, 1, 1)),  # no zone
     ("deadline", "9999-12-31T23:59:59Z"),
     ("deadline", NOW),
+    *(
+        ("parameters", value)
+        for value in ("25.6", "25.6G", "25MB", "M", "0.0001K", "-1M", "1e9", "1001T", "1,000", 10**15 + 1)
+    ),
+    *(("operator_mix", value) for value in (1, 0, 1.0, "2", "maybe", "truee", "none")),
     *(("priority", value) for value in ("urgent", 1, "hi gh")),
     *((name, value) for name in ("isolation", "gang", "restart") for value in ("maybe", 3)),
-    *((name, value) for name in ("queue", "tenant", "framework") for value in ("a b", "-a", "a" * 64, "é", 3)),
+    *(
+        (name, value)
+        for name in ("queue", "tenant", "framework", "model", "model_family")
+        for value in ("a b", "-a", "a" * 64, "é", 3)
+    ),
 ]
 
 
@@ -172,14 +194,15 @@ def _check(hints: Hints) -> None:
     assert hints.deadline_s is None or NOW < hints.deadline_s < math.inf
     assert hints.expected_duration_s is None or 0.0 < hints.expected_duration_s < math.inf
     assert hints.batch_size is None or hints.batch_size >= 1
+    assert hints.parameters is None or 1 <= hints.parameters <= 10**15
     assert hints.priority in {"low", "normal", "high"}
     assert hints.isolation in {"none", "soft", "hard"}
     assert hints.gang in {"host", "cluster"}
     assert hints.restart in {"never", "on_node_loss", "on_failure"}
-    for text in (hints.queue, hints.tenant, hints.framework):
+    for text in (hints.queue, hints.tenant, hints.framework, hints.model, hints.model_family):
         assert text is None or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text)
     for field in dataclasses.fields(hints):
-        assert type(getattr(hints, field.name)) in {int, float, str, type(None)}
+        assert type(getattr(hints, field.name)) in {int, float, str, bool, type(None)}
 
 
 @given(st.sampled_from(HINT_NAMES), _values)
