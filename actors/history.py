@@ -1,6 +1,6 @@
-"""Hands measured windows to the signature store, from a thread of its own: no disk ever delays who measures.
+"""Hands what was measured and predicted to files, from a thread of its own: no disk ever delays who measures.
 
-Windows wait in memory until the next write. When the disk is full, or gone, they go on waiting, up to a limit; beyond
+Rows wait in memory until the next write. When the disk is full, or gone, they go on waiting, up to a limit; beyond
 that the oldest are dropped. Nothing but the history is lost.
 """
 
@@ -11,19 +11,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from cotenant.configs.settings import SignatureSettings
 from cotenant.forecasting.datasets.signature_store import SignatureStore
 from cotenant.forecasting.signatures import to_row
 from cotenant.forecasting.types import Signature
 
-MOST_WAITING = 100_000  # windows
+MOST_WAITING = 100_000  # rows
 TIDY_EVERY_S = 3600.0
 CLOSE_TIMEOUT_S = 4.0
 FOLDER = "signatures"
 
-_Window = tuple[str, Signature, str]  # host, window, fingerprint
+Item = TypeVar("Item")
 
 
 class Store(Protocol):
@@ -38,42 +38,47 @@ class Store(Protocol):
         ...
 
 
-class History:
-    """Collects windows and writes them now and then. ``add`` and ``close`` may be called from any thread."""
+class Backlog(Generic[Item]):
+    """Collects items and writes them as rows now and then. ``add`` and ``close`` may be called from any thread."""
 
     def __init__(
         self,
         store: Store,
         write_every_s: float,
+        to_row: Callable[[Item], Mapping[str, object]],
         *,
+        what: str,
         clock: Callable[[], float] = time.time,
         tell: Callable[[str], None] = lambda text: print(text, flush=True),  # noqa: T201 - the actor's log
     ) -> None:
         """Start the thread.
 
         Args:
-            store: Where windows go.
+            store: Where rows go.
             write_every_s: Seconds between writes.
-            clock: Unix seconds, by which the age of windows is judged.
+            to_row: Makes a row of an item.
+            what: What is written, in words.
+            clock: Unix seconds, by which the age of rows is judged.
             tell: Takes warnings.
         """
         self._store = store
         self._write_every_s = write_every_s
+        self._to_row = to_row
+        self._what = what
         self._clock = clock
         self._tell = tell
-        self._waiting: deque[_Window] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[tuple[str, Item]] = deque(maxlen=MOST_WAITING)
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._failing = False
         self._tidied_s: float | None = None
-        self._thread = threading.Thread(target=self._run, name="signature history", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=what, daemon=True)
         self._thread.start()
 
-    def add(self, host_id: str, signatures: Sequence[Signature], fingerprints: Mapping[str, str]) -> None:
-        """Take in one host's windows of a second. Never waits for the disk."""
-        windows = [(host_id, each, fingerprints.get(each.job_id, "")) for each in signatures]
+    def add(self, host_id: str, items: Sequence[Item]) -> None:
+        """Take in items of one host. Never waits for the disk."""
         with self._lock:
-            self._waiting.extend(windows)
+            self._waiting.extend((host_id, item) for item in items)
 
     def close(self) -> None:
         """Write what waits and end the thread; gives up after some seconds. Idempotent."""
@@ -88,24 +93,23 @@ class History:
 
     def _write(self) -> None:
         with self._lock:
-            windows, self._waiting = list(self._waiting), deque(maxlen=MOST_WAITING)
-        hosts: dict[str, list[_Window]] = {}
-        for window in windows:
-            hosts.setdefault(window[0], []).append(window)
+            waiting, self._waiting = list(self._waiting), deque(maxlen=MOST_WAITING)
+        hosts: dict[str, list[Item]] = {}
+        for host_id, item in waiting:
+            hosts.setdefault(host_id, []).append(item)
         try:
             for host_id in list(hosts):
-                rows = [to_row(each) | {"fingerprint": fingerprint} for _, each, fingerprint in hosts[host_id]]
-                self._store.write(host_id, rows)
+                self._store.write(host_id, [self._to_row(item) for item in hosts[host_id]])
                 del hosts[host_id]
             self._tidy()
         except OSError as error:
-            self._keep([window for those in hosts.values() for window in those])
+            self._keep([(host_id, item) for host_id, items in hosts.items() for item in items])
             if not self._failing:
-                self._tell(f"cotenant prm: the history of signatures cannot be written ({error}); trying again")
+                self._tell(f"cotenant prm: the {self._what} cannot be written ({error}); trying again")
             self._failing = True
         else:
             if self._failing:
-                self._tell("cotenant prm: the history of signatures is written again")
+                self._tell(f"cotenant prm: the {self._what} is written again")
             self._failing = False
 
     def _tidy(self) -> None:
@@ -114,9 +118,33 @@ class History:
             self._store.tidy(now)
             self._tidied_s = now
 
-    def _keep(self, windows: Sequence[_Window]) -> None:
+    def _keep(self, items: Sequence[tuple[str, Item]]) -> None:
         with self._lock:
-            self._waiting = deque([*windows, *self._waiting], maxlen=MOST_WAITING)
+            self._waiting = deque([*items, *self._waiting], maxlen=MOST_WAITING)
+
+
+class History(Backlog[tuple[Signature, str]]):
+    """The history of signatures; an item is a window and the fingerprint of its job."""
+
+    def __init__(
+        self,
+        store: Store,
+        write_every_s: float,
+        *,
+        clock: Callable[[], float] = time.time,
+        tell: Callable[[str], None] = lambda text: print(text, flush=True),  # noqa: T201 - the actor's log
+    ) -> None:
+        """Start the thread; see ``Backlog``."""
+        super().__init__(store, write_every_s, _row, what="history of signatures", clock=clock, tell=tell)
+
+    def add_windows(self, host_id: str, signatures: Sequence[Signature], fingerprints: Mapping[str, str]) -> None:
+        """Take in one host's windows of a second. Never waits for the disk."""
+        self.add(host_id, [(each, fingerprints.get(each.job_id, "")) for each in signatures])
+
+
+def _row(window: tuple[Signature, str]) -> Mapping[str, object]:
+    signature, fingerprint = window
+    return to_row(signature) | {"fingerprint": fingerprint}
 
 
 def open_history(settings: SignatureSettings, state_dir: Path) -> History | None:

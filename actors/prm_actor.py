@@ -54,7 +54,7 @@ class Prm:
         """Take in one host's windows and send the scheduler the forecasts they lead to."""
         signatures = [accepted(signature) for signature in batch.signatures]
         if self._history is not None:
-            self._history.add(batch.host_id, signatures, batch.fingerprints)
+            self._history.add_windows(batch.host_id, signatures, batch.fingerprints)
         self._forecaster.observe_batch(signatures)
         briefs = [brief(signature) for signature in signatures]  # an hour of details would not fit into memory
         for signature in briefs:

@@ -79,8 +79,8 @@ def windows(*seconds: float) -> list[Signature]:
 
 def test_windows_are_written_by_host_with_their_fingerprints(disk: Disk) -> None:
     history, told, _ = start(disk)
-    history.add("a", windows(1, 2), {"job": "f"})
-    history.add("b", windows(3), {})
+    history.add_windows("a", windows(1, 2), {"job": "f"})
+    history.add_windows("b", windows(3), {})
     history.close()
     assert [(host, row["job_id"], row["fingerprint"]) for host, row in disk.rows] == [
         ("a", "job", "f"),
@@ -92,7 +92,7 @@ def test_windows_are_written_by_host_with_their_fingerprints(disk: Disk) -> None
 
 def test_what_is_measured_last_is_written_at_the_end(disk: Disk) -> None:
     history, _, _ = start(disk, every_s=3600.0)
-    history.add("a", windows(1), {})
+    history.add_windows("a", windows(1), {})
     history.close()
     history.close()
     assert len(disk.rows) == 1
@@ -102,10 +102,10 @@ def test_a_disk_that_hangs_delays_nobody(disk: Disk, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(history_module, "CLOSE_TIMEOUT_S", 0.01)
     disk.free.clear()
     history, _, _ = start(disk)
-    history.add("a", windows(0), {})
+    history.add_windows("a", windows(0), {})
     began = time.thread_time()
     for second in range(1, 200):
-        history.add("a", windows(second), {})
+        history.add_windows("a", windows(second), {})
     assert time.thread_time() - began < 1.0
     history.close()  # gives up
     disk.free.set()
@@ -115,9 +115,9 @@ def test_a_disk_that_hangs_delays_nobody(disk: Disk, monkeypatch: pytest.MonkeyP
 def test_a_full_disk_is_told_once_and_loses_nothing_when_there_is_room_again(disk: Disk) -> None:
     disk.error = FULL
     history, told, _ = start(disk)
-    history.add("a", windows(1), {})
+    history.add_windows("a", windows(1), {})
     wait_until(lambda: disk.tries >= 3)
-    history.add("a", windows(2), {})
+    history.add_windows("a", windows(2), {})
     disk.error = None
     wait_until(lambda: len(disk.rows) == 2)
     wait_until(lambda: len(told) == 2)
@@ -134,7 +134,7 @@ def test_while_the_disk_is_full_memory_stays_bounded(disk: Disk, monkeypatch: py
     disk.error = FULL
     history, _, _ = start(disk)
     for second in range(20):
-        history.add("a", windows(second), {})
+        history.add_windows("a", windows(second), {})
         tries = disk.tries
         wait_until(lambda tries=tries: disk.tries > tries)
     disk.error = None
@@ -146,7 +146,7 @@ def test_the_store_is_tidied_once_an_hour_and_when_the_clock_was_set_back(disk: 
     history, _, clock = start(disk)
     for now, times in ((1e9, 1), (1e9 + 3599, 1), (1e9 + 3601, 2), (1e9 - 10, 3)):
         clock.now = now
-        history.add("a", windows(now), {})
+        history.add_windows("a", windows(now), {})
         wait_until(lambda now=now: any(row["start_s"] == window(now).start_s for _, row in disk.rows))
         wait_until(lambda times=times: len(disk.tidied) == times)
     history.close()
@@ -159,7 +159,7 @@ def test_where_it_is_kept(tmp_path: Path, path: str | None, where: str) -> None:
     settings = SignatureSettings(path=path and path.format(tmp=tmp_path))
     history = open_history(settings, tmp_path / "state")
     assert history is not None
-    history.add("a", windows(NOW), {"job": "f"})
+    history.add_windows("a", windows(NOW), {"job": "f"})
     history.close()
     assert list(load_signatures(tmp_path / where)["fingerprint"]) == ["f"]
 
