@@ -1,0 +1,124 @@
+"""What a cluster measured of sets of jobs, on disk: one JSON object per line, only ever appended to.
+
+A line that cannot be read (cut short by a killed writer, of a newer cotenant, absurd) is skipped and told of; it never
+hides the others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.types import DemandProfile, ProfileSource
+from cotenant.forecasting.versions import check_version
+
+OBSERVATION_VERSION = 1
+_FIELDS = ("gpu_type", "focal", "others", "throughput", "low", "high", "seconds")
+_PROFILE = {each.name: each for each in fields(DemandProfile)}
+_TEXTS, _FLAGS = frozenset({"source", "fingerprint", "family"}), frozenset({"from_shared"})
+_ALWAYS = frozenset({"util_mean", "util_p95", "observed_s"})  # numbers that are never None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedObservations:
+    """What was read from a file.
+
+    Attributes:
+        observations: In the order of the file, so the oldest first.
+        problems: One text per line that was skipped: file, line and reason.
+    """
+
+    observations: tuple[Observation, ...]
+    problems: tuple[str, ...]
+
+
+def save_observations(path: Path, observations: Iterable[Observation]) -> None:
+    """Append observations; the file is made when there is none. Several processes may append to the same file.
+
+    Raises:
+        OSError: The disk is full, or another reason not to write.
+    """
+    lines = [
+        json.dumps({"schema_version": OBSERVATION_VERSION} | asdict(each), allow_nan=False) for each in observations
+    ]
+    if not lines:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        end = file.seek(0, os.SEEK_END)
+        if end:
+            file.seek(end - 1)
+            if file.read(1) != b"\n":  # a writer was killed: its half line must not swallow ours
+                lines.insert(0, "")
+        file.write(("\n".join(lines) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_observations(path: Path) -> LoadedObservations:
+    """Read observations.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    found: list[Observation] = []
+    problems: list[str] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                found.append(_observation(json.loads(line)))
+            except (ValueError, TypeError, KeyError) as error:  # a broken line of text is a ValueError too
+                problems.append(f"{path}, line {number}: skipped: {error}")
+    return LoadedObservations(tuple(found), tuple(problems))
+
+
+def _observation(raw: object) -> Observation:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{raw!r:.80} is not accepted; give an object with {', '.join(_FIELDS)}")
+    missing = [name for name in ("schema_version", *_FIELDS) if name not in raw]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
+    version = raw["schema_version"]
+    check_version(version if isinstance(version, int) else -1, OBSERVATION_VERSION)
+    if not isinstance(raw["gpu_type"], str) or not isinstance(raw["others"], list):
+        raise ValueError("gpu_type must be a text and others a list of profiles")
+    numbers = {name: _number(name, raw[name]) for name in ("throughput", "low", "high", "seconds")}
+    focal, others = _profile(raw["focal"]), tuple(_profile(each) for each in raw["others"])
+    return Observation(raw["gpu_type"], focal, others, **numbers)
+
+
+def _profile(raw: object) -> DemandProfile:
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"profile: {raw!r:.80} is not accepted; give an object")
+    known: dict[str, Any] = {name: value for name, value in raw.items() if name in _PROFILE}
+    for name, value in known.items():
+        if name in _TEXTS:
+            good = isinstance(value, str)
+        elif name in _FLAGS:
+            good = isinstance(value, bool)
+        else:
+            good = (value is None and name not in _ALWAYS) or _number(name, value) >= 0.0
+        if not good:
+            raise ValueError(f"profile: {name}: {value!r:.80} is not accepted")
+    if known.get("source", "unknown") not in get_args(ProfileSource):
+        raise ValueError(f"profile: source: {known['source']!r:.80} is not accepted")
+    return DemandProfile(**known)  # a TypeError names what is missing
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{name}: {value!r:.80} is not accepted; give a finite number")
+    return float(value)
+
+
+__all__ = ["OBSERVATION_VERSION", "LoadedObservations", "load_observations", "save_observations"]
