@@ -6,7 +6,7 @@ examples are made by running that very mixture over the series.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,10 +59,19 @@ class Examples:
     Attributes:
         inputs: Per series features of shape (ticks, F).
         moves: Per series the change until each horizon, shape (ticks, horizons); NaN beyond the end.
+        origins: Which of the series given to ``collect`` each comes from: a series with gaps makes several.
     """
 
     inputs: list[Array]
     moves: list[Array]
+    origins: list[int]
+
+    def of(self, series: Container[int]) -> Examples:
+        """Those that come from these series, in the same order."""
+        picked = [i for i, origin in enumerate(self.origins) if origin in series]
+        return Examples(
+            [self.inputs[i] for i in picked], [self.moves[i] for i in picked], [self.origins[i] for i in picked]
+        )
 
 
 def train_demand(
@@ -87,8 +96,24 @@ def train_demand(
     Raises:
         ValueError: No series is long enough to learn from.
     """
+    return fit_demand(collect(series, settings), settings, kinds, options, progress)
+
+
+def fit_demand(
+    examples: Examples,
+    settings: MixtureSettings,
+    kinds: Sequence[Kind] = KINDS,
+    options: TrainingOptions | None = None,
+    progress: Progress | None = None,
+) -> dict[Kind, DemandArtefact]:
+    """Do what ``train_demand`` does from what ``collect`` found: for whoever trains more than once on the same series.
+
+    Raises:
+        ValueError: There is nothing to learn from.
+    """
+    if not examples.inputs:
+        raise ValueError("examples: none is not accepted; give at least one series to learn from")
     options = TrainingOptions() if options is None else options
-    examples = collect(series, settings)
     ticks = sum(len(inputs) for inputs in examples.inputs)
     card = {"series": len(examples.inputs), "ticks": ticks, "seed": options.seed}
     trained: dict[Kind, DemandArtefact] = {}
@@ -110,10 +135,11 @@ def collect(series: Sequence[Floats], settings: MixtureSettings) -> Examples:
         ValueError: No series has more than ``WARM_UP`` + longest horizon values in a row.
     """
     shortest = WARM_UP + max(settings.horizons)
-    parts = [part for each in series for part in _unbroken(each) if len(part) > shortest]
-    if not parts:
+    found = [(part, i) for i, each in enumerate(series) for part in unbroken(each) if len(part) > shortest]
+    if not found:
         raise ValueError(f"none of {len(series)} series has more than {shortest} values in a row; give longer ones")
-    parts.sort(key=len, reverse=True)
+    found.sort(key=lambda each: len(each[0]), reverse=True)
+    parts = [part for part, _ in found]
     recorder = _Recorder(len(parts))
     mixture = SeriesMixture(settings, len(parts), (recorder,))
     lengths = np.array([len(part) for part in parts])
@@ -126,7 +152,7 @@ def collect(series: Sequence[Floats], settings: MixtureSettings) -> Examples:
         for j, horizon in enumerate(settings.horizons):
             ahead[:-horizon, j] = part[horizon:] - part[:-horizon]
         moves.append(ahead)
-    return Examples([np.stack(told) for told in recorder.told], moves)
+    return Examples([np.stack(told) for told in recorder.told], moves, [origin for _, origin in found])
 
 
 class _Recorder:
@@ -150,7 +176,8 @@ class _Recorder:
         return np.empty((len(moment.rows), moment.simple.shape[1], 0), dtype=np.float32)
 
 
-def _unbroken(values: Floats) -> list[Floats]:
+def unbroken(values: Floats) -> list[Floats]:
+    """Cut a series at its gaps (NaN) and return what is between them."""
     known = np.isfinite(values)
     breaks = np.flatnonzero(np.diff(known.astype(np.int8))) + 1
     return [part for part in np.split(values, breaks) if len(part) and np.isfinite(part[0])]

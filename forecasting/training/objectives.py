@@ -1,0 +1,404 @@
+"""How good a way of training is, on groups that it has not seen: for ``cotenant evaluate`` and ``cotenant tune``.
+
+Never a random split: pairs of one model family, and series of one recording, resemble each other, and whoever trains on
+one and tests on the other measures how well a model remembers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cotenant.forecasting.datasets.series import ValueSeries
+from cotenant.forecasting.demand.engine import Expert, MixtureSettings
+from cotenant.forecasting.interference.bundle import InterferenceModels
+from cotenant.forecasting.interference.observations import Observation, merged
+from cotenant.forecasting.interference.rule import UtilisationRule
+from cotenant.forecasting.training.demand_artefact import DemandArtefact, Kind
+from cotenant.forecasting.training.demand_fit import WARM_UP, Examples, collect, unbroken
+from cotenant.forecasting.training.demand_replay import Floats, Replayed, ewma, in_units, memory_units, replay
+from cotenant.forecasting.types import DemandProfile
+
+Groups = Literal["family", "job"]
+FitPairs = Callable[[Sequence[Observation]], InterferenceModels]
+FitDemand = Callable[[Examples], Mapping[Kind, DemandArtefact]]
+
+MAE, RMSE, COVERAGE, WIDTH = "MAE", "RMSE", "coverage of the 80 % interval", "width of the 80 % interval"
+RELATIVE = "MAE / persistence"
+CONSTANT, RULE, EXCESS = "constant mean", "utilisation rule", "half of the excess"
+TRAINED, PERSISTENCE, EWMA, UNTRAINED = "trained mixture", "persistence", "EWMA", "untrained mixture"
+NO_LOSS = 0.0005  # of the largest value (memory: of a unit): added to both errors of a ratio, below it nobody cares
+_GAINS: tuple[float, ...] = tuple(np.arange(0.05, 1.01, 0.05).tolist())
+_BEYOND = 5  # values a series must have beyond what one forecast needs, to be scored
+
+
+@dataclass(frozen=True, slots=True)
+class FoldScore:
+    """What was found on one held-out group.
+
+    Attributes:
+        group: Its name.
+        rows: How much was predicted: ordered pairs, or ticks of series.
+        metrics: Of the trained model, by name.
+        baselines: The error of simpler predictors on the same rows, by name; ``MAE`` or what the name says.
+    """
+
+    group: str
+    rows: int
+    metrics: Mapping[str, float]
+    baselines: Mapping[str, float]
+
+
+def combined(folds: Sequence[FoldScore]) -> FoldScore:
+    """Put the folds together: means weighted by rows (of the squares for ``RMSE``; the largest of ratios of the worst).
+
+    For every metric there are further ``NAME, spread`` (standard deviation between groups) and ``NAME, worst group``
+    (the largest; of a coverage the smallest).
+
+    Raises:
+        ValueError: There is no fold.
+    """
+    if not folds:
+        raise ValueError("folds: none is not accepted; give at least one")
+    metrics: dict[str, float] = {}
+    for name in folds[0].metrics:
+        values = np.array([fold.metrics[name] for fold in folds])
+        metrics[name] = _mean(name, values, folds)
+        metrics[f"{name}, spread"] = float(values.std(ddof=1)) if len(folds) > 1 else 0.0
+        metrics[f"{name}, worst group"] = float(values.min() if "coverage" in name else values.max())
+    baselines = {
+        name: _mean(name, np.array([fold.baselines[name] for fold in folds]), folds) for name in folds[0].baselines
+    }
+    return FoldScore(f"all {len(folds)} groups", sum(fold.rows for fold in folds), metrics, baselines)
+
+
+def worst(folds: Sequence[FoldScore], metric: str) -> FoldScore:
+    """The fold with the largest value of a metric; of a coverage the smallest."""
+    return (min if "coverage" in metric else max)(folds, key=lambda fold: fold.metrics[metric])
+
+
+def _mean(name: str, values: Floats, folds: Sequence[FoldScore]) -> float:
+    rows = np.array([fold.rows for fold in folds], dtype=np.float64)
+    if name.startswith("worst series"):
+        return float(values.max())
+    if name == RMSE:
+        return math.sqrt(float(rows @ values**2) / float(rows.sum()))
+    return float(rows @ values) / float(rows.sum())
+
+
+# ---------------------------------------- interference
+
+
+def interference_folds(
+    observations: Sequence[Observation], fit: FitPairs, *, groups: Groups = "family", seed: int = 0
+) -> Iterator[FoldScore]:
+    """Hold out one family or job after the other: every set that touches it leaves training and is scored, both ways.
+
+    Args:
+        observations: What was measured; jobs without fingerprint are left out, larger sets are not scored.
+        fit: Trains on what it is given.
+        groups: What is held out; a job of no known family is a family of its own.
+        seed: Of the order of the groups; nothing else is random.
+
+    Raises:
+        ValueError: There are fewer than two groups, or too little is left to train on without one.
+    """
+    members = group_names(observations, groups)
+    order = shuffled(sorted(set(members.values())), seed)
+    if len(order) < 2:
+        raise ValueError(
+            f"observations: {len(order)} {groups} in them is not accepted; give at least 2 to hold one out"
+        )
+    for held in order:
+        outside, inside = without_group(observations, members, {held})
+        pairs = scored_pairs(inside)
+        if not pairs:
+            continue
+        if not outside:
+            raise ValueError(f"without {groups} {held!r} no measured pair is left to train on")
+        try:
+            models = fit(outside)
+        except ValueError as error:
+            raise ValueError(f"without {groups} {held!r}: {error}") from error
+        yield judge_pairs(held, pairs, models, outside)
+
+
+def group_names(observations: Sequence[Observation], groups: Groups) -> dict[str, str]:
+    """The group of every job, by fingerprint."""
+    found: dict[str, str] = {}
+    for each in observations:
+        for job in (each.focal, *each.others):
+            if job.fingerprint:
+                alone = f"only {job.fingerprint}"
+                found[job.fingerprint] = job.fingerprint if groups == "job" else job.family or alone
+    return found
+
+
+def without_group(
+    observations: Sequence[Observation], members: Mapping[str, str], held: Container[str]
+) -> tuple[list[Observation], list[Observation]]:
+    """Part the observations into those that touch no held-out group and those that do; unnamed jobs are left out."""
+    outside: list[Observation] = []
+    inside: list[Observation] = []
+    for each in observations:
+        if each.key is not None:
+            names = [members[job.fingerprint] for job in (each.focal, *each.others)]
+            (inside if any(name in held for name in names) else outside).append(each)
+    return outside, inside
+
+
+def scored_pairs(observations: Sequence[Observation]) -> list[Observation]:
+    """The ordered pairs among the observations, each once: repeated measurements are put together."""
+    found: dict[object, list[Observation]] = {}
+    for each in observations:
+        if len(each.others) == 1:
+            found.setdefault(each.key, []).append(each)
+    return [
+        Observation(same[0].gpu_type, same[0].focal, same[0].others, one.throughput, one.low, one.high, one.seconds)
+        for same in found.values()
+        for one in (merged(same),)
+    ]
+
+
+def judge_pairs(
+    group: str, pairs: Sequence[Observation], models: InterferenceModels, trained_on: Sequence[Observation]
+) -> FoldScore:
+    """Score models, and what is simpler, on measured pairs that they have not seen."""
+    predictor, rule = models.predictor(), UtilisationRule()
+    truth = np.array([min(1.0, each.throughput) for each in pairs])
+    low, mid, high = np.empty(len(pairs)), np.empty(len(pairs)), np.empty(len(pairs))
+    for gpu_type in sorted({each.gpu_type for each in pairs}):
+        rows = [row for row, each in enumerate(pairs) if each.gpu_type == gpu_type]
+        answers = predictor.predict_many([(pairs[row].focal, pairs[row].others[0]) for row in rows], gpu_type)
+        for row, (answer, _) in zip(rows, answers, strict=True):
+            low[row], mid[row], high[row] = answer.low, answer.mid, answer.high
+    seen = np.array([min(1.0, each.throughput) for each in scored_pairs(trained_on)])
+    simple = {
+        CONSTANT: np.full(len(pairs), seen.mean() if len(seen) else 1.0),
+        RULE: np.array([rule.predict([each.focal, each.others[0]], each.gpu_type)[0].mid for each in pairs]),
+        EXCESS: np.array([1.0 - _excess(each.focal, each.others[0]) / 2.0 for each in pairs]),
+    }
+    inside = (low - 1e-9 <= truth) & (truth <= high + 1e-9)
+    metrics = {
+        MAE: float(np.mean(np.abs(truth - mid))),
+        RMSE: float(np.sqrt(np.mean((truth - mid) ** 2))),
+        COVERAGE: float(np.mean(inside)),
+        WIDTH: float(np.mean(high - low)),
+    }
+    return FoldScore(
+        group, len(pairs), metrics, {name: float(np.mean(np.abs(truth - said))) for name, said in simple.items()}
+    )
+
+
+def _excess(job: DemandProfile, other: DemandProfile) -> float:
+    """What both want beyond the GPU, in [0, 1]; a job nothing is known of wants all of it."""
+    return min(1.0, max(0.0, job.util_mean + other.util_mean - 1.0))
+
+
+# ---------------------------------------- demand
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """An uninterrupted stretch of a series, with what does not depend on training."""
+
+    series: int
+    values: Floats
+    units: Floats
+    untrained: Replayed
+
+
+class DemandHoldOut:
+    """Recorded series made ready for being held out: what no training changes is computed once.
+
+    Attributes:
+        groups: The groups that can be scored, in order of name.
+        examples: What experts learn from, of all series.
+    """
+
+    def __init__(self, series: Sequence[ValueSeries], settings: MixtureSettings, *, memory: bool = False) -> None:
+        """Run the untrained mixture over the series.
+
+        Args:
+            series: Recorded series; those with the same ``source`` stay together. NaN is a gap.
+            settings: Of the mixture that is trained for.
+            memory: Whether they are memory in bytes, which the mixture sees in units of how a job begins.
+
+        Raises:
+            ValueError: No series is long enough to learn from, or fewer than two groups are.
+        """
+        self._series, self._settings, self._memory = tuple(series), settings, memory
+        pieces = [(i, piece) for i, each in enumerate(series) for piece in unbroken(each.values)]
+        units = [memory_units(piece) if memory else np.ones(len(piece)) for _, piece in pieces]
+        told = [part for (_, piece), unit in zip(pieces, units, strict=True) for part in in_units(piece, unit)]
+        origin = [i for (i, piece), unit in zip(pieces, units, strict=True) for _ in range(len(in_units(piece, unit)))]
+        found = collect(told, settings)
+        self.examples = Examples(found.inputs, found.moves, [origin[i] for i in found.origins])
+        said = replay([piece for _, piece in pieces], settings, units=units)
+        self._parts = [_Part(i, piece, unit, each) for (i, piece), unit, each in zip(pieces, units, said, strict=True)]
+        shortest = WARM_UP + max(settings.horizons) + _BEYOND
+        self.groups = sorted({series[part.series].source for part in self._parts if len(part.values) >= shortest})
+        if len(self.groups) < 2:
+            raise ValueError(
+                f"series: {len(self.groups)} of their sources with {shortest} values in a row is not accepted; "
+                "give at least 2 to hold one out"
+            )
+
+    def folds(
+        self,
+        train: FitDemand,
+        *,
+        groups: Sequence[str] | None = None,
+        among: Container[str] | None = None,
+        seed: int = 0,
+    ) -> Iterator[FoldScore]:
+        """Hold out one group after the other.
+
+        Args:
+            train: Trains experts on what it is given.
+            groups: The groups to hold out; all by default.
+            among: Groups that may be trained on, besides those held out in turn; all by default.
+            seed: Of the order of the groups.
+
+        Raises:
+            ValueError: A group is not known, or nothing is left to train on without one.
+        """
+        wanted = self.groups if groups is None else list(groups)
+        unknown = [name for name in wanted if name not in self.groups]
+        if unknown:
+            raise ValueError(f"groups: {unknown[0]!r} is not accepted; known are {', '.join(self.groups)}")
+        for held in shuffled(wanted, seed):
+            yield self.score({held}, train, among)
+
+    def score(self, held: Container[str], train: FitDemand, among: Container[str] | None = None) -> FoldScore:
+        """Train without some groups and score what comes out of it on them, taken together."""
+        names = [each.source for each in self._series]
+        inside = {i for i, name in enumerate(names) if name in held}
+        outside = {i for i, name in enumerate(names) if name not in held and (among is None or name in among)}
+        title = ", ".join(name for name in self.groups if name in held)
+        try:
+            artefacts = train(self.examples.of(outside))
+        except ValueError as error:
+            raise ValueError(f"without {title!r}: {error}") from error
+        parts = [part for part in self._parts if part.series in inside]
+        horizons = self._settings.horizons
+
+        def experts(rows: int) -> list[Expert]:
+            return [each.expert(horizons, rows) for each in artefacts.values()]
+
+        said = replay([part.values for part in parts], self._settings, experts, [part.units for part in parts])
+        learnt_from = [part for part in self._parts if part.series in outside]
+        return _judge(title, horizons, list(zip(parts, said, strict=True)), learnt_from)
+
+
+def demand_folds(
+    series: Sequence[ValueSeries],
+    settings: MixtureSettings,
+    train: FitDemand,
+    *,
+    memory: bool = False,
+    seed: int = 0,
+) -> Iterator[FoldScore]:
+    """Leave one recording out after the other: all series of the same ``source`` (file, host, job) together.
+
+    Scored are the gated mixture with the experts that were trained, against the untrained mixture, persistence (the
+    last value) and an exponentially weighted average whose gain is the best on the training series. Metrics per
+    horizon: MAE in the unit of the series, the ratio to persistence of the series where that is worst, and coverage of
+    the 95th percentile; over all horizons ``MAE / persistence``.
+
+    Args:
+        series: Recorded series at the mixture's ticks: utilisation in [0, 1], or memory in bytes.
+        settings: Of the mixture.
+        train: Trains experts: ``lambda examples: fit_demand(examples, settings, kinds, options)``.
+        memory: Whether the series are memory.
+        seed: Of the order of the groups.
+
+    Raises:
+        ValueError: Fewer than two sources have a series long enough.
+    """
+    yield from DemandHoldOut(series, settings, memory=memory).folds(train, seed=seed)
+
+
+def _judge(
+    title: str, horizons: Sequence[int], parts: Sequence[tuple[_Part, Replayed]], learnt_from: Sequence[_Part]
+) -> FoldScore:
+    metrics: dict[str, float] = {}
+    baselines: dict[str, float] = {}
+    relative: dict[str, list[float]] = {}
+    rows = 0
+    for j, ahead in enumerate(horizons):
+        found = _at_horizon(parts, j, ahead, _best_gain(learnt_from, ahead))
+        rows += found.rows
+        metrics[f"{MAE}, {ahead} ahead"] = found.mae[TRAINED]
+        metrics[f"worst series / persistence, {ahead} ahead"] = found.worst_series
+        metrics[f"p95 coverage, {ahead} ahead"] = found.coverage
+        for name, mae in found.mae.items():
+            if name != TRAINED:
+                baselines[f"{name}, {ahead} ahead"] = mae
+            relative.setdefault(name, []).append((mae + found.no_loss) / (found.mae[PERSISTENCE] + found.no_loss))
+    metrics[RELATIVE] = float(np.mean(relative[TRAINED]))
+    for name in (EWMA, UNTRAINED):
+        baselines[f"{name}, {RELATIVE}"] = float(np.mean(relative[name]))
+    return FoldScore(title, rows, metrics, baselines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Horizon:
+    """Errors at one horizon: mean absolute ones by method, and what else is told of the trained mixture."""
+
+    rows: int
+    mae: Mapping[str, float]
+    worst_series: float
+    coverage: float
+    no_loss: float
+
+
+def _at_horizon(parts: Sequence[tuple[_Part, Replayed]], j: int, ahead: int, gain: float) -> _Horizon:
+    errors: dict[str, dict[int, list[Floats]]] = {}
+    covered, no_loss = [np.zeros(0, dtype=np.bool_)], 0.0
+    for part, said in parts:
+        if len(part.values) < WARM_UP + ahead + _BEYOND:
+            continue
+        ticks = slice(WARM_UP - 1, len(part.values) - ahead)
+        truth = part.values[WARM_UP - 1 + ahead :]
+        guesses = {
+            TRAINED: said.points[ticks, j],
+            PERSISTENCE: part.values[ticks],
+            EWMA: ewma(part.values, gain)[ticks],
+            UNTRAINED: part.untrained.points[ticks, j],
+        }
+        for name, guess in guesses.items():
+            errors.setdefault(name, {}).setdefault(part.series, []).append(np.abs(guess - truth))
+        covered.append(truth <= said.p95[ticks, j])
+        no_loss = max(no_loss, NO_LOSS * float(part.units.max()))
+    series = {name: {number: np.concatenate(each) for number, each in found.items()} for name, found in errors.items()}
+    ratios = [
+        (float(series[TRAINED][number].mean()) + no_loss) / (float(stayed.mean()) + no_loss)
+        for number, stayed in series[PERSISTENCE].items()
+    ]
+    hits = np.concatenate(covered)
+    mae = {name: float(np.concatenate(list(found.values())).mean()) for name, found in series.items()}
+    return _Horizon(len(hits), mae, max(ratios), float(hits.mean()), no_loss)
+
+
+def _best_gain(parts: Sequence[_Part], ahead: int) -> float:
+    """The gain of an exponentially weighted average that misses least on these series."""
+
+    def missed(gain: float) -> float:
+        errors = (
+            np.abs(ewma(part.values, gain)[:-ahead] - part.values[ahead:])[WARM_UP - 1 :]
+            for part in parts
+            if len(part.values) > WARM_UP + ahead
+        )
+        return math.fsum(float(each.sum()) for each in errors)
+
+    return min(_GAINS, key=missed)
+
+
+def shuffled(names: Sequence[str], seed: int) -> list[str]:
+    """The names in an order drawn by the seed."""
+    return [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
