@@ -16,6 +16,9 @@ SITUATIONS: tuple[str, ...] = ("pair", "job focal", "job other", "family focal",
 BOTH_NEW = 1.2  # both jobs of unseen families: wider than one of them alone; an assumption
 _LEAST_SPREAD = 0.004  # of a measured throughput
 _ENOUGH = 10  # residuals, below which a situation borrows the next harder one's band
+_MOST_BATCHES = 20  # of groups left out of a calibration in turn
+_MOST_WIDENING = 10.0
+_NARROW = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +50,12 @@ def calibrate(mid: Floats, measured: Floats, groups: Ints) -> Band:
         mid: Predictions, made without the row's group.
         measured: What was measured.
         groups: The held-out group of each row. Rows count half by number and half by group, so that a large family
-            does not decide alone.
+            does not decide alone. How wide the band must be for groups it was not made from is found by leaving groups
+            out of the calibration in turn; there all groups count the same.
     """
-    error = measured - mid
-    design = np.stack([np.ones_like(mid), 1.0 - mid], axis=1)
-    weights = _weights(groups)
-    root = np.sqrt(weights)
-    base, slope = _nonnegative(design * root[:, None], np.abs(error) * root)
-    slope *= SLOPE_DAMPING
-    spread = base + slope * (1.0 - mid)
-    relative = error / spread
-    tail = (1.0 - COVERAGE) / 2.0 * (1.0 - 1.0 / len(np.unique(groups)))  # few groups: a new one may be further off
-    below = max(0.0, -_quantile(relative, weights, tail))
-    above = max(0.0, _quantile(relative, weights, 1.0 - tail))
+    band = _fit(mid, measured, groups)
+    factor = _widening(mid, measured, groups)
+    base, slope, below, above = band.base, band.slope, factor * band.below, factor * band.above
     steepest = max(above * slope, 1e-12)
     if steepest > 1.0:  # keep the upper end from rising while the prediction falls
         slope, base = slope / steepest, base + (slope - slope / steepest) * float(np.mean(1.0 - mid))
@@ -83,10 +79,45 @@ def enough(groups: Ints) -> bool:
     return len(groups) >= _ENOUGH and len(np.unique(groups)) >= 2
 
 
-def _weights(groups: Ints) -> Floats:
+def _fit(mid: Floats, measured: Floats, groups: Ints) -> Band:
+    """The band that holds 80 % of these very rows."""
+    error = measured - mid
+    design = np.stack([np.ones_like(mid), 1.0 - mid], axis=1)
+    weights = 0.5 / len(groups) + 0.5 * _by_group(groups)
+    root = np.sqrt(weights)
+    base, slope = _nonnegative(design * root[:, None], np.abs(error) * root)
+    slope *= SLOPE_DAMPING
+    relative = error / (base + slope * (1.0 - mid))
+    tail = (1.0 - COVERAGE) / 2.0
+    below, above = max(0.0, -_quantile(relative, weights, tail)), max(0.0, _quantile(relative, weights, 1.0 - tail))
+    return Band(base, slope, below, above)
+
+
+def _widening(mid: Floats, measured: Floats, groups: Ints) -> float:
+    """By how much bands have to be widened to hold 80 % of groups they were not made from.
+
+    Every group (or batch of groups, where there are many) is judged by the band of the others: how much wider would it
+    have to be to hold the row? The answer is the 80 % quantile over all rows, every group counting the same.
+    """
+    numbers = np.unique(groups, return_inverse=True)[1]
+    batches = numbers % _MOST_BATCHES
+    needed = np.zeros(len(mid))
+    for batch in range(int(batches.max()) + 1):
+        out = batches == batch
+        band = _fit(mid[~out], measured[~out], groups[~out])
+        low, high = band.ends(mid[out])
+        over, under = measured[out] - mid[out], mid[out] - measured[out]
+        wide = np.where(
+            over > 0.0, over / np.maximum(high - mid[out], _NARROW), under / np.maximum(mid[out] - low, _NARROW)
+        )
+        needed[out] = np.minimum(wide, _MOST_WIDENING)
+    return _quantile(needed, _by_group(groups), COVERAGE)
+
+
+def _by_group(groups: Ints) -> Floats:
+    """Weights of rows under which every group counts the same; their sum is 1."""
     _, index, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    by_group = 1.0 / (len(counts) * counts[index])
-    return np.asarray(0.5 / len(groups) + 0.5 * by_group, dtype=np.float64)
+    return np.asarray(1.0 / (len(counts) * counts[index]), dtype=np.float64)
 
 
 def _nonnegative(design: Floats, target: Floats) -> tuple[float, float]:

@@ -1,0 +1,176 @@
+"""Our own measurements, pair by pair: measured against predicted slowdown, and triples from pairs."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from common import Row
+from interference_sets import Case
+
+from cotenant.forecasting.interference.learned import LearnedInterference
+from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.interference.rule import UtilisationRule
+from cotenant.forecasting.training.interference import fit_pairs
+from cotenant.forecasting.types import DemandProfile, ThroughputPrediction
+
+CLOSE = 0.1  # of n
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """One job in one set: what was measured, and what was predicted without any pair of its family."""
+
+    measured: Observation
+    ours: ThroughputPrediction
+    rule: ThroughputPrediction
+    plain: float  # 1 / max(1, sum of utilisations)
+
+
+def pairs(case: Case) -> list[Predicted]:
+    """Every measured pair, in order of set and job."""
+    found = [each for each in case.measured if len(each.others) == 1]
+    return _without_the_family(case, sorted(found, key=lambda each: (_set(each), each.focal.fingerprint)))
+
+
+def of_pairs(case: Case, found: list[Predicted]) -> Iterator[Row]:
+    """How far predicted slowdowns and savings are from the measured ones, over all pairs."""
+    label = f"{case.name}, all pairs, LOF"
+    for method, predict in _methods().items():
+        n = np.array([min(1.0, each.measured.throughput) for each in found])
+        guess = np.array([predict(each) for each in found])
+        yield Row(label, method, "MAE of n", float(np.mean(np.abs(guess - n))), "1")
+        yield Row(label, method, "mean error of n", float(np.mean(guess - n)), "1")
+        yield Row(label, method, "MAE of the slowdown", float(np.mean(np.abs(1 / guess - 1 / n))), "1")
+        yield Row(label, method, "mean error of the slowdown", float(np.mean(1 / guess - 1 / n)), "1")
+        yield Row(label, method, f"predictions of n within {CLOSE}", float(np.mean(np.abs(guess - n) <= CLOSE)), "1")
+        errors = np.array([*_saving_errors(found, n, guess)])
+        yield Row(label, method, "MAE of the saving", float(np.mean(np.abs(errors))), "1")
+        yield Row(label, method, "mean error of the saving", float(np.mean(errors)), "1")
+    inside = [each.ours.low <= min(1.0, each.measured.throughput) <= each.ours.high for each in found]
+    overlap = [each.ours.low <= each.measured.high and min(1.0, each.measured.low) <= each.ours.high for each in found]
+    yield Row(label, "cotenant", "coverage of the 80 % interval", float(np.mean(inside)), "1")
+    yield Row(label, "cotenant", "measured and predicted intervals overlap", float(np.mean(overlap)), "1")
+
+
+def of_triples(case: Case) -> Iterator[Row]:
+    """Sets of three from pairs: with every pair of the focal job's family unseen, and with all pairs measured."""
+    triples = [each for each in case.measured if len(each.others) == 2]
+    if not triples:
+        return
+    truth = np.array([min(1.0, each.throughput) for each in triples])
+    whole = LearnedInterference({triples[0].gpu_type: fit_pairs(case.ours, case.mode)})
+    known = [whole.predict([each.focal, *each.others], each.gpu_type)[0] for each in triples]
+    by_pair = {
+        (each.focal.fingerprint, each.others[0].fingerprint): each for each in case.measured if len(each.others) == 1
+    }
+    for label, found in (
+        ("focal family unseen", [each.ours for each in _without_the_family(case, triples)]),
+        ("all pairs known", known),
+    ):
+        name = f"{case.name}, triples, {label}"
+        yield Row(name, "cotenant", "MAE of n", _error(truth, [each.mid for each in found]), "1")
+        inside = [each.low <= n <= each.high for each, n in zip(found, truth, strict=True)]
+        yield Row(name, "cotenant", "coverage of the 80 % interval", float(np.mean(inside)), "1")
+    products = [
+        (n, math.prod(min(1.0, by_pair[key].throughput) for key in keys))
+        for n, keys in zip(truth, map(_pairs_of_set, triples), strict=True)
+        if all(key in by_pair for key in keys)
+    ]
+    name = f"{case.name}, triples, all pairs known"
+    yield Row(name, "product of the measured pairs", "MAE of n", float(np.mean([abs(a - b) for a, b in products])), "1")
+    rule = UtilisationRule()
+    guesses = [rule.predict([each.focal, *each.others], each.gpu_type)[0].mid for each in triples]
+    yield Row(name, "UtilisationRule", "MAE of n", _error(truth, guesses), "1")
+    yield Row(name, "cotenant", "rows", float(len(triples)), "rows")
+
+
+def write_pairs(path: Path, found: list[Predicted]) -> None:
+    """One line per pair and job as CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        ends = ("low", "n", "high")
+        writer.writerow(
+            [
+                *("gpu_type", "pair", "job", "family", "neighbour", "neighbour_family"),
+                *(f"measured_{end}" for end in ends),
+                *(f"predicted_{end}" for end in ends),
+                *("rule_n", "measured_slowdown", "predicted_slowdown"),
+            ]
+        )
+        for each in found:
+            seen, ours = each.measured, each.ours
+            numbers = (seen.low, seen.throughput, seen.high, ours.low, ours.mid, ours.high, each.rule.mid)
+            slowdowns = (1.0 / seen.throughput, 1.0 / ours.mid)
+            other = seen.others[0]
+            writer.writerow(
+                [
+                    *(seen.gpu_type, _set(seen), seen.focal.fingerprint, seen.focal.family),
+                    *(other.fingerprint, other.family),
+                    *(f"{value:.4f}" for value in (*numbers, *slowdowns)),
+                ]
+            )
+
+
+def _without_the_family(case: Case, wanted: list[Observation]) -> list[Predicted]:
+    table = case.ours
+    names = np.array(table.jobs.families)
+    predictors = {
+        family: LearnedInterference(
+            {
+                case.measured[0].gpu_type: fit_pairs(
+                    table.rows(~((names == family)[table.focal] | (names == family)[table.other])), case.mode
+                )
+            }
+        )
+        for family in sorted({each.focal.family for each in wanted})
+    }
+    rule = UtilisationRule()
+    return [
+        Predicted(
+            each,
+            predictors[each.focal.family].predict([each.focal, *each.others], each.gpu_type)[0],
+            rule.predict([each.focal, *each.others], each.gpu_type)[0],
+            1.0 / max(1.0, math.fsum(_util(job) for job in (each.focal, *each.others))),
+        )
+        for each in wanted
+    ]
+
+
+def _methods() -> dict[str, object]:
+    return {
+        "cotenant": lambda each: each.ours.mid,
+        "UtilisationRule": lambda each: each.rule.mid,
+        "utilisation rule": lambda each: each.plain,
+    }
+
+
+def _saving_errors(found: list[Predicted], n: np.ndarray, guess: np.ndarray) -> Iterator[float]:
+    """Predicted − measured packing saving, 1 − 1/Σ n, of every pair of which both jobs were measured."""
+    rows: dict[str, list[int]] = {}
+    for row, each in enumerate(found):
+        rows.setdefault(_set(each.measured), []).append(row)
+    for both in rows.values():
+        if len(both) == 2:
+            yield 1.0 / float(n[both].sum()) - 1.0 / float(guess[both].sum())
+
+
+def _pairs_of_set(each: Observation) -> list[tuple[str, str]]:
+    return [(each.focal.fingerprint, other.fingerprint) for other in each.others]
+
+
+def _set(each: Observation) -> str:
+    return "+".join(sorted(job.fingerprint for job in (each.focal, *each.others)))
+
+
+def _util(job: DemandProfile) -> float:
+    return 1.0 if job.source == "unknown" else job.util_mean
+
+
+def _error(truth: np.ndarray, guess: list[float]) -> float:
+    return float(np.mean(np.abs(truth - np.array(guess))))
