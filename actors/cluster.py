@@ -144,7 +144,7 @@ def start_actors(settings: Settings, api_class: type | None) -> list[str]:
         ).remote(*args)
         ray.get(actor.ping.remote())
 
-    start(Prm, PRM, 1, str(state_dir), settings.signatures.model_dump_json())
+    start(Prm, PRM, 1, str(state_dir), settings.model_dump_json())
     start(Scheduler, SCHEDULER, 64, settings.model_dump_json(), journal_url, str(state_dir))
     if settings.api.enabled and api_class is not None:
         token = ensure_token() if settings.api.require_token else None

@@ -147,9 +147,14 @@ def _row(window: tuple[Signature, str]) -> Mapping[str, object]:
     return to_row(signature) | {"fingerprint": fingerprint}
 
 
+def store_folder(settings: SignatureSettings, state_dir: Path) -> Path:
+    """Return where the history lies."""
+    return state_dir / FOLDER if settings.path is None else Path(settings.path).expanduser()
+
+
 def open_history(settings: SignatureSettings, state_dir: Path) -> History | None:
     """Return the history that the settings ask for, or None when it is switched off."""
     if not settings.enabled:
         return None
-    root = state_dir / FOLDER if settings.path is None else Path(settings.path).expanduser()
+    root = store_folder(settings, state_dir)
     return History(SignatureStore(root, settings.keep_days, settings.keep_bytes), settings.write_every_s)

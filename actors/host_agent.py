@@ -30,7 +30,7 @@ from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.events import Event, JobExited, JobStarted, MemoryOverrun, StartFailed
-from cotenant.scheduler.core.model import Gpu, Host
+from cotenant.scheduler.core.model import Gpu, Hints, Host
 from cotenant.scheduler.core.reconcile import InventoryItem
 from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, run_dir
 
@@ -163,7 +163,7 @@ class HostAgent:
                 env=env,
                 shares=command.shares,
                 fingerprint=spec.fingerprint,
-                descriptors=Descriptors(spec.hints.batch_size, spec.hints.framework),
+                descriptors=_descriptors(spec.hints),
                 operator_mix=spec.hints.operator_mix,
                 grace_s=self.settings.lease.stop_grace_s,
             )
@@ -245,6 +245,9 @@ class HostAgent:
             signatures=tuple(s for s in signatures if s.job_id in held),
             fingerprints={job_id: launched.fingerprint for job_id, launched in held.items()},
             devices=self._profiler.device_readings(),
+            gpu_types={gpu.gpu_id: gpu.gpu_type for gpu in self._gpus},
+            families={job_id: said for job_id, launched in held.items() if (said := launched.descriptors.family)},
+            foreseen={key: said for key, said in self._profiler.foreseen().items() if key[0] in held},
         )
         try:
             ray.get_actor(PRM, NAMESPACE).observe.remote(batch)
@@ -310,3 +313,7 @@ class HostAgent:
             if (job_id, epoch) not in held
         ]
         return (*held.values(), *waiting)
+
+
+def _descriptors(hints: Hints) -> Descriptors:
+    return Descriptors(hints.batch_size, hints.framework, hints.model_family or hints.model)

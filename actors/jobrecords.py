@@ -182,7 +182,7 @@ def load(job_dir: Path, backend: EnforcementBackend) -> JobRecord:
         kind=launch["kind"],
         fingerprint=launch["fingerprint"],
         shares=shares,
-        descriptors=Descriptors(launch.get("batch_size"), launch.get("framework")),
+        descriptors=Descriptors(launch.get("batch_size"), launch.get("framework"), launch.get("family")),
     )
     if launch["kind"] not in ("command", "lease") or (launched.job_id, epoch) != jobfiles.key_of(job_dir):
         raise ValueError(f"launch.json is of a {launch['kind']} {launched.job_id}, share of epoch {epoch}")

@@ -146,6 +146,7 @@ class Launcher:
             }
             if descriptors is not None:
                 launch |= {"batch_size": descriptors.batch_size, "framework": descriptors.framework}
+                launch["family"] = descriptors.family
             if operator_mix is not None:
                 launch["operator_mix"] = operator_mix
             try:

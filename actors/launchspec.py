@@ -61,6 +61,7 @@ class Launch(TypedDict):
     grace_s: float
     batch_size: NotRequired[int | None]
     framework: NotRequired[str | None]
+    family: NotRequired[str | None]
     operator_mix: NotRequired[bool]
 
 

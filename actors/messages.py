@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cotenant.actors.devices.base import DeviceSample
 from cotenant.forecasting.types import Signature
@@ -44,6 +44,9 @@ class WindowBatch:
         signatures: One per running job and GPU.
         fingerprints: Fingerprint of every job in ``signatures``.
         devices: The last reading of every GPU of the host.
+        gpu_types: Type of every GPU of the host.
+        families: Model family of those jobs that name one.
+        foreseen: What the host's samples let foresee, by job and GPU (see ``Likeness``); absent where too little is known.
     """
 
     host_id: str
@@ -51,3 +54,6 @@ class WindowBatch:
     signatures: tuple[Signature, ...]
     fingerprints: dict[str, str]
     devices: tuple[DeviceSample, ...]
+    gpu_types: dict[str, str] = field(default_factory=dict)
+    families: dict[str, str] = field(default_factory=dict)
+    foreseen: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)

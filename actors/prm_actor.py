@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import ray
 
-from cotenant.actors.history import open_history
+from cotenant.actors.history import open_history, store_folder
+from cotenant.actors.learning import Evidence, Training
 from cotenant.actors.messages import WindowBatch
-from cotenant.configs.settings import SignatureSettings
-from cotenant.forecasting.demand import EwQuantileForecaster
+from cotenant.actors.models import ModelShelf
+from cotenant.configs.settings import Settings
+from cotenant.forecasting.demand import EwQuantileForecaster, MixtureForecaster
 from cotenant.forecasting.profiles import ProfileBook
 from cotenant.forecasting.signatures import accepted, brief
-from cotenant.forecasting.types import JobMeasurement, Signature
-from cotenant.scheduler.core.events import MeasurementsReported
+from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
+from cotenant.scheduler.core.events import EvidenceGathered, MeasurementsReported
 from cotenant.scheduler.names import NAMESPACE, SCHEDULER
 
 KEEP_WINDOWS = 3600  # an hour of one-second windows per job and per GPU
@@ -25,22 +29,27 @@ SAVE_EVERY_S = 5.0
 class Prm:
     """State and methods of the PRM actor. One call per host per second; its cost grows with the number of jobs only.
 
-    What was learnt (the profile book) is saved in the state directory, so a restart of the actor forgets at most
-    ``SAVE_EVERY_S`` seconds; the short-term forecast state of running jobs is rebuilt from the next windows.
+    What was learnt is saved in the state directory, so a restart of the actor forgets at most ``SAVE_EVERY_S`` seconds;
+    the short-term forecast state of running jobs is rebuilt from the next windows.
     """
 
-    def __init__(self, state_dir: str, signatures_json: str | None = None) -> None:
+    def __init__(self, state_dir: str, settings_json: str) -> None:
         """Make the PRM.
 
         Args:
             state_dir: Where it keeps what it has learnt.
-            signatures_json: The settings of the signature store; None = no store.
+            settings_json: All settings.
         """
-        kept = None if signatures_json is None else SignatureSettings.model_validate_json(signatures_json)
-        self._history = None if kept is None else open_history(kept, Path(state_dir))
-        self._path = Path(state_dir) / "profiles.json"
-        self._forecaster = EwQuantileForecaster()
+        settings = Settings.model_validate_json(settings_json)
+        folder = Path(state_dir)
+        self._history = open_history(settings.signatures, folder)
+        self._path = folder / "profiles.json"
         self._book = self._load()
+        self._shelf = ModelShelf(settings.prediction, folder)
+        self._forecaster = MixtureForecaster() if settings.prediction.demand == "mixture" else EwQuantileForecaster()
+        self._evidence = Evidence(folder / "evidence.jsonl", _log)
+        store = store_folder(settings.signatures, folder) if settings.signatures.enabled else None
+        self._training = Training(settings.prediction, self._shelf, folder, store)
         self._saved_at = 0.0
         self._jobs: dict[str, deque[Signature]] = {}
         self._devices: dict[str, deque[tuple[float, float | None, float | None]]] = {}
@@ -55,36 +64,28 @@ class Prm:
         signatures = [accepted(signature) for signature in batch.signatures]
         if self._history is not None:
             self._history.add_windows(batch.host_id, signatures, batch.fingerprints)
+            self._training.count(len(signatures))
+        self._prime(batch, signatures)
         self._forecaster.observe_batch(signatures)
         briefs = [brief(signature) for signature in signatures]  # an hour of details would not fit into memory
         for signature in briefs:
             self._book.observe(signature, batch.fingerprints[signature.job_id])
             self._jobs.setdefault(signature.job_id, deque(maxlen=KEEP_WINDOWS)).append(signature)
-        forecasts = self._forecaster.forecast_batch(list(dict.fromkeys(s.job_id for s in briefs)))
-        measurements = [
-            JobMeasurement(
-                job_id=signature.job_id,
-                fingerprint=batch.fingerprints[signature.job_id],
-                signature=signature,
-                forecast=forecasts[signature.job_id],
-                profile=self._book.profile(signature.job_id, batch.fingerprints[signature.job_id]),
-            )
-            for signature in briefs
-            if signature.job_id in forecasts
-        ]
+        profiles = {signature.job_id: self._profile(batch, signature.job_id) for signature in briefs}
+        self._evidence.observe(batch, briefs, profiles)
         for device in batch.devices:
             readings = self._devices.setdefault(device.gpu_id, deque(maxlen=KEEP_WINDOWS))
             readings.append((batch.at, device.util, device.memory_bytes))
+        self._tell_scheduler(batch, briefs, profiles)
         self._forget_ended(batch)
-        if measurements:
-            scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
-            scheduler.measurements.remote(MeasurementsReported(batch.host_id, tuple(measurements)))
-        if batch.at - self._saved_at >= SAVE_EVERY_S:
-            self._save()
+        if not 0.0 <= batch.at - self._saved_at < SAVE_EVERY_S:
             self._saved_at = batch.at
+            self._save()
+            self._train()
 
     def close(self) -> None:
         """Write down what was learnt and measured; called before the actor is ended."""
+        self._training.close()
         self._save()
         if self._history is not None:
             self._history.close()
@@ -101,14 +102,54 @@ class Prm:
         """Return per GPU the last (Unix time, utilisation, memory bytes)."""
         return {gpu_id: readings[-1] for gpu_id, readings in self._devices.items()}
 
+    def _prime(self, batch: WindowBatch, signatures: Sequence[Signature]) -> None:
+        """Tell the forecaster what earlier runs of a program showed, before its first window."""
+        if isinstance(self._forecaster, MixtureForecaster):
+            for job_id in {signature.job_id for signature in signatures} - self._jobs.keys():
+                self._forecaster.prime(job_id, self._book.profile(None, batch.fingerprints[job_id]))
+
+    def _profile(self, batch: WindowBatch, job_id: str) -> DemandProfile:
+        fingerprint = batch.fingerprints[job_id]
+        known = self._book.profile(job_id, fingerprint)
+        return replace(known, fingerprint=fingerprint, family=batch.families.get(job_id, ""))
+
+    def _tell_scheduler(
+        self, batch: WindowBatch, windows: Sequence[Signature], profiles: Mapping[str, DemandProfile]
+    ) -> None:
+        forecasts = self._forecaster.forecast_batch(list(profiles))
+        measurements = [
+            JobMeasurement(
+                job_id=signature.job_id,
+                fingerprint=batch.fingerprints[signature.job_id],
+                signature=signature,
+                forecast=forecasts[signature.job_id],
+                profile=profiles[signature.job_id],
+            )
+            for signature in windows
+            if signature.job_id in forecasts
+        ]
+        evidence = self._evidence.due(batch.at)
+        if measurements or evidence:
+            scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
+            if evidence:
+                scheduler.evidence.remote(EvidenceGathered(evidence))
+            if measurements:
+                scheduler.measurements.remote(MeasurementsReported(batch.host_id, tuple(measurements)))
+
     def _forget_ended(self, batch: WindowBatch) -> None:
         present = {signature.job_id for signature in batch.signatures}
         for job_id in self._jobs_on_host.get(batch.host_id, set()) - present:
             self._forecaster.forget(job_id)
+            self._evidence.forget(job_id)
         self._jobs_on_host[batch.host_id] = present
         if len(self._jobs) > 20_000:  # ended jobs' series are kept for reports, but not for ever
             for job_id in list(self._jobs)[:10_000]:
                 del self._jobs[job_id]
+
+    def _train(self) -> None:
+        outcome = self._training.poll(self._evidence, {})
+        if outcome is not None:
+            _log(f"trained {outcome.kind}: {outcome.reason}")
 
     def _load(self) -> ProfileBook:
         if not self._path.exists():
@@ -119,10 +160,15 @@ class Prm:
             # What was learnt can be learnt again; keep the file for whoever wants to know what happened to it.
             kept = self._path.with_suffix(".unreadable")
             self._path.replace(kept)
-            print(f"cotenant prm: {self._path} cannot be read ({error}); kept as {kept}", flush=True)  # noqa: T201
+            _log(f"{self._path} cannot be read ({error}); kept as {kept}")
             return ProfileBook()
 
     def _save(self) -> None:
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text(self._book.to_json(), encoding="utf-8")
         temporary.replace(self._path)
+        self._evidence.save()
+
+
+def _log(text: str) -> None:
+    print(f"cotenant prm: {text}", flush=True)  # noqa: T201 - the actor's log

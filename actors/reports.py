@@ -28,6 +28,7 @@ class Descriptors:
 
     batch_size: int | None = None
     framework: str | None = None
+    family: str | None = None  # the model's; its architecture where that is all it says
 
 
 NO_HINTS = Descriptors()

@@ -54,7 +54,7 @@ class Retrainer:
     """Runs one training at a time. Not thread-safe; nothing here ever waits.
 
     Args:
-        every_s: A kind is not trained again sooner than this after the last time.
+        every_s: A kind is not trained sooner than this after the start and after the last time.
         folder: Where logs go.
         program: The command before ``--kind``.
         clock: Seconds, for time-outs.
@@ -72,6 +72,7 @@ class Retrainer:
         self._program = tuple(program)
         self._clock = clock
         self._running: _Running | None = None
+        self._begun = clock()
         self._started: dict[str, float] = {}
 
     @property
@@ -81,8 +82,8 @@ class Retrainer:
 
     def may_start(self, kind: str) -> bool:
         """Whether nothing is being trained and the last training of this kind began long enough ago."""
-        began = self._started.get(kind)
-        return self._running is None and (began is None or self._clock() - began >= self._every_s)
+        began = self._started.get(kind, self._begun)
+        return self._running is None and self._clock() - began >= self._every_s
 
     def start(self, kind: str, why: str, arguments: Sequence[str]) -> None:
         """Start a training; ``may_start`` must hold. A program that cannot be started shows in ``poll``."""

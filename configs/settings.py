@@ -73,7 +73,7 @@ class PredictionSettings(_Section):
     cold_start: StrictBool = True
     models: str | None = None
     retrain: StrictBool = True
-    retrain_every_s: Annotated[float, Field(ge=60.0, strict=True)] = 3600.0
+    retrain_every_s: Annotated[float, Field(ge=1.0, strict=True)] = 3600.0
 
 
 class DeviceSettings(_Section):

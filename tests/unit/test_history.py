@@ -16,7 +16,7 @@ import cotenant.actors.history as history_module
 from cotenant.actors.history import History, open_history
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.prm_actor import Prm
-from cotenant.configs.settings import SignatureSettings
+from cotenant.configs.settings import Settings, SignatureSettings
 from cotenant.forecasting.datasets.signature_store import load_signatures
 from cotenant.forecasting.types import Signature
 
@@ -181,7 +181,7 @@ def prm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> 
             remote = staticmethod(lambda _event: None)
 
     monkeypatch.setattr(ray, "get_actor", lambda *_names: Scheduler)
-    return Prm(str(tmp_path), SignatureSettings(**settings).model_dump_json())
+    return Prm(str(tmp_path), Settings(signatures=SignatureSettings(**settings)).model_dump_json())
 
 
 def test_the_prm_hands_its_windows_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,9 @@ def test_a_training_tells_its_end_once(make: Callable[[str], Retrainer]) -> None
 
 def test_a_kind_is_not_trained_again_too_soon(make: Callable[[str], Retrainer], clock: Clock) -> None:
     retrainer = make(GOOD)
+    assert not retrainer.may_start("demand")
+    clock.now += 60.0
+    assert retrainer.may_start("demand")
     retrainer.start("demand", "", ())
     ended(retrainer)
     assert not retrainer.may_start("demand")

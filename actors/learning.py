@@ -1,0 +1,182 @@
+"""What the PRM learns beyond one job: how jobs slow each other down here, how right the predictions are, new models.
+
+Everything is told to the scheduler as evidence and kept in the state directory, so a restart of the actor forgets at
+most what was measured of the sets that are together at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cotenant.actors.messages import WindowBatch
+from cotenant.actors.models import ModelShelf
+from cotenant.actors.retraining import Outcome, Retrainer
+from cotenant.configs.settings import PredictionSettings
+from cotenant.forecasting.datasets.observation_file import load_observations, save_observations
+from cotenant.forecasting.interference.evidence import KEPT_SETS, EvidenceBook
+from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.pairing import PairTracker
+from cotenant.forecasting.types import DemandProfile, Signature
+
+TELL_EVERY_S = 5.0  # the scheduler takes evidence in at a cost, so in lots
+ENOUGH_TO_TRAIN = 12  # measurements of sets since the last training
+ENOUGH_WINDOWS = 20_000  # for trained demand experts: five and a half hours of one job
+LONGEST_FILE = 5 * KEPT_SETS  # lines, before the file is written anew
+
+
+class Evidence:
+    """How fast jobs were beside each other, measured on this cluster; kept in a file. Not thread-safe.
+
+    Args:
+        path: The file.
+        tell: Takes warnings.
+    """
+
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+        self.path = path
+        self.since_training = 0
+        self._tell = tell
+        self._tracker = PairTracker()
+        self._unsent: list[Observation] = []
+        self._unsaved: list[Observation] = []
+        self._sent_at = 0.0
+        self._failing = False
+        self._restore()
+
+    def observe(
+        self,
+        batch: WindowBatch,
+        windows: Sequence[Signature],
+        profiles: Mapping[str, DemandProfile],
+    ) -> list[Observation]:
+        """Take in one host's windows; returns what they show of jobs that share a GPU."""
+        found = self._tracker.observe(batch.at, windows, profiles, batch.gpu_types)
+        self._keep(found)
+        return found
+
+    def forget(self, job_id: str) -> list[Observation]:
+        """Drop a job that ended; returns what was not told yet."""
+        found = self._tracker.forget(job_id)
+        self._keep(found)
+        return found
+
+    def due(self, now: float) -> tuple[Observation, ...]:
+        """Return what the scheduler has to be told now, once."""
+        if not self._unsent or 0.0 <= now - self._sent_at < TELL_EVERY_S:
+            return ()
+        self._sent_at = now
+        told, self._unsent = tuple(self._unsent), []
+        return told
+
+    def save(self) -> None:
+        """Append what is new to the file. When the disk is full it waits in memory, up to a limit."""
+        try:
+            save_observations(self.path, self._unsaved)
+        except OSError as error:
+            if not self._failing:
+                self._tell(f"{self.path} cannot be written ({error}); trying again")
+            self._failing = True
+            del self._unsaved[:-LONGEST_FILE]
+        else:
+            self._failing = False
+            self._unsaved = []
+
+    def _keep(self, found: Sequence[Observation]) -> None:
+        self._unsent += found
+        self._unsaved += found
+        self.since_training += len(found)
+
+    def _restore(self) -> None:
+        """Shorten a long file to one line per set. The scheduler has kept what it was told."""
+        try:
+            loaded = load_observations(self.path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._tell(f"{self.path} cannot be read ({error})")
+            return
+        for problem in loaded.problems[:3]:
+            self._tell(problem)
+        self.since_training = len(loaded.observations)
+        if len(loaded.observations) <= LONGEST_FILE:
+            return
+        fresh = self.path.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        save_observations(fresh, EvidenceBook(loaded.observations).observations())
+        fresh.replace(self.path)
+
+
+class Training:
+    """Decides when a model is trained again, and has it done. Not thread-safe.
+
+    Args:
+        settings: What predicts.
+        shelf: Where models are.
+        state_dir: Where logs go.
+        store: The store of signatures; None = there is none, so demand cannot be learnt from it.
+        retrainer: Runs the trainings.
+    """
+
+    def __init__(
+        self,
+        settings: PredictionSettings,
+        shelf: ModelShelf,
+        state_dir: Path,
+        store: Path | None,
+        retrainer: Retrainer | None = None,
+    ) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self._settings = settings
+        self._shelf = shelf
+        self._store = store
+        self._retrainer = retrainer or Retrainer(settings.retrain_every_s, state_dir)
+        self._windows = 0
+
+    @property
+    def running(self) -> str:
+        """What is being trained and why; empty when nothing is."""
+        return self._retrainer.running
+
+    def count(self, windows: int) -> None:
+        """Count windows that were written to the store."""
+        self._windows += windows
+
+    def poll(self, evidence: Evidence, reasons: Mapping[str, str]) -> Outcome | None:
+        """Start what is due; return how a training ended, once.
+
+        Args:
+            evidence: What was measured of pairs.
+            reasons: By kind of model, why it is to be trained again beyond having seen more.
+        """
+        outcome = self._retrainer.poll()
+        if outcome is not None:
+            self.outcomes[outcome.kind] = outcome
+        if self._settings.retrain:
+            self._start_interference(evidence, reasons.get("interference", ""))
+            self._start_demand(reasons.get("demand", ""))
+        return outcome
+
+    def close(self) -> None:
+        """End a training that runs."""
+        self._retrainer.close()
+
+    def _start_interference(self, evidence: Evidence, drift: str) -> None:
+        enough = evidence.since_training >= ENOUGH_TO_TRAIN
+        if self._settings.interference != "learned" or not enough or not self._retrainer.may_start("interference"):
+            return
+        evidence.save()
+        why = drift or f"{evidence.since_training} measurements of jobs that share GPUs since the last time"
+        evidence.since_training = 0
+        registry = ("--registry", str(self._shelf.registry.root))
+        self._retrainer.start("interference", why, (*registry, "--evidence", str(evidence.path)))
+
+    def _start_demand(self, drift: str) -> None:
+        enough = self._windows >= ENOUGH_WINDOWS
+        if self._settings.demand != "mixture" or self._store is None or not (drift or enough):
+            return
+        if self._retrainer.may_start("demand"):
+            why = drift or f"{self._windows} windows since the last time"
+            self._windows = 0
+            registry = ("--registry", str(self._shelf.registry.root))
+            self._retrainer.start("demand", why, (*registry, "--store", str(self._store)))
