@@ -5,21 +5,25 @@ level that applies:
 
 * architecture: the architecture was measured at smaller and at larger batch sizes: its curve, linear over log2(batch)
   for the utilisation, monotone cubic (PCHIP) over the batch size for the memory;
-* beyond: it was measured, but the batch size is beyond the measured ones: the value at the end of its curve;
+* beyond: it was measured, but at batch sizes at most a factor of two away: the value at the end of its curve;
 * family: other architectures of its family were measured: the general line moved by their mean error, or their mean
   where the number of parameters is not known;
 * general: a line over log2(batch) and log2(parameters);
 * population: the distribution of all runs. The batch size alone says less than nothing about an unknown family.
 
 The interval of a level comes from errors on runs which that level had not seen (a batch size left out, an architecture
-left out, a family left out), so an unknown family gets a wide one.
+left out, a family left out), so an unknown family gets a wide one. A level that too few runs could test has the
+interval of the next wider one that was tested.
+
+All of it holds for the GPU types it was measured on and for no other: a faster one is busy for a smaller part of the
+time, and what a process needs besides its tensors differs too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,12 +33,14 @@ from cotenant.forecasting.types import DemandProfile
 
 Array = npt.NDArray[np.float64]
 
-VERSION = 1
+VERSION = 2
 QUANTITIES: tuple[str, ...] = ("util_mean", "util_p95", "memory")
 LEVELS: tuple[str, ...] = ("architecture", "beyond", "family", "general", "population")
 LINES: tuple[str, ...] = LEVELS[3:]  # levels that are lines
 QUANTILES: tuple[float, ...] = (0.05, 0.1, 0.5, 0.9, 0.95)
 HIGHEST = 4  # index of the quantile a cautious reader reserves
+FARTHEST = 1.0  # log2 of the batch size beyond the measured ones; errors there were tested about one doubling away
+LISTED_SIZES = 4  # batch sizes that are named one by one
 
 
 class ColdStartError(ValueError):
@@ -71,6 +77,7 @@ class Prior:
         util_p95: Quantiles of the 95th percentile of the utilisation.
         memory_bytes: Quantiles of the largest device memory.
         reason: A sentence for people.
+        sized: The size of the model is accounted for. If not, the memory is a mean over models of any size.
     """
 
     class_id: int
@@ -79,10 +86,24 @@ class Prior:
     util_p95: tuple[float, ...]
     memory_bytes: tuple[float, ...]
     reason: str
+    sized: bool = True
 
 
 class ColdStart(Protocol):
     """Says what to expect of a job that was never measured."""
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The GPU types it speaks of; nothing it says holds for others."""
+        ...
+
+    def describe(self, job: Descriptors) -> Prior:
+        """Return what to expect of a job, with intervals and where they come from. Pure."""
+        ...
+
+    def family_of(self, architecture: str) -> str:
+        """Return the family of an architecture; "" when it is not known or has several. Pure."""
+        ...
 
     def prior(self, job: Descriptors) -> DemandProfile | None:
         """Return a cautious profile, or None when nothing better than "unknown" can be said. Pure."""
@@ -121,6 +142,8 @@ class ColdStartClasses:
         centres: Class → (util_p95, memory) of its centre, lightest first.
         scale: Width of either axis for the distance to a centre.
         trained_on: Where the numbers come from, with the licence of the data.
+        gpu_types: The GPU types they hold for; empty = not known, so for none.
+        tested: Level → the level whose errors its interval is made of; missing where none could be tested.
         version: Format of this record.
     """
 
@@ -133,11 +156,13 @@ class ColdStartClasses:
     centres: tuple[tuple[float, float], ...]
     scale: tuple[float, float]
     trained_on: str
+    gpu_types: tuple[str, ...] = ()
+    tested: Mapping[str, str] = field(default_factory=dict)
     version: int = VERSION
 
     def describe(self, job: Descriptors) -> Prior:
         """Return what to expect of a job, with its interval and where it comes from."""
-        level, points, reason = self._located(job)
+        level, points, reason, sized = self._located(job)
         quantiles = {
             name: tuple(min(1.0, max(0.0, points[name] + error)) for error in self.errors[level][name])
             for name in QUANTITIES
@@ -149,23 +174,30 @@ class ColdStartClasses:
             util_p95=quantiles["util_p95"],
             memory_bytes=tuple(value * self.device_memory_bytes for value in quantiles["memory"]),
             reason=reason,
+            sized=sized,
         )
 
     def prior(self, job: Descriptors) -> DemandProfile | None:
-        """Return a cautious profile: the upper end of the interval. None when nothing that helps is known.
+        """Return a cautious profile: the upper ends of the intervals. None when nothing that helps is known.
 
-        Cautious because a job taken too lightly hurts its neighbours before the first measurement corrects it.
+        Cautious because a job taken too lightly hurts its neighbours before the first measurement corrects it. The
+        memory is None where the size of the model is not accounted for.
         """
         found = self.describe(job)
-        if found.level == "population":
+        if found.level == "population" or found.level not in self.tested:
             return None
         return DemandProfile(
-            util_mean=found.util_mean[QUANTILES.index(0.5)],
-            util_p95=max(found.util_p95[HIGHEST], found.util_mean[QUANTILES.index(0.5)]),
-            memory_bytes=math.ceil(found.memory_bytes[HIGHEST]),
+            util_mean=found.util_mean[HIGHEST],
+            util_p95=max(found.util_p95[HIGHEST], found.util_mean[HIGHEST]),
+            memory_bytes=math.ceil(found.memory_bytes[HIGHEST]) if found.sized else None,
             source="class",
-            family=job.family or "",
+            family=job.family or self.family_of(job.architecture or ""),
         )
+
+    def family_of(self, architecture: str) -> str:
+        """Return the family of an architecture; "" when it is not known or has several."""
+        families = {points.family for points in self._measured(normalised(architecture), None)}
+        return families.pop() if len(families) == 1 else ""
 
     def nearest(self, util: float, memory: float) -> int:
         """Return the class with the nearest centre; both are fractions of the device."""
@@ -193,31 +225,33 @@ class ColdStartClasses:
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise ColdStartError(f"the model cannot be read ({type(error).__name__}: {error}); fit it again") from error
 
-    def _located(self, job: Descriptors) -> tuple[str, dict[str, float], str]:
-        """Return (level, point estimate per quantity as fractions, reason)."""
+    def _located(self, job: Descriptors) -> tuple[str, dict[str, float], str, bool]:
+        """Return (level, point estimate per quantity as fractions, reason, size accounted for)."""
         batch = _log2(job.batch)
         name = job.architecture or job.family
         known = self._measured(normalised(name), job.kind)
-        if known is not None and batch is not None:
-            inside = known.log2_batch[0] <= batch <= known.log2_batch[-1]
-            level = "architecture" if inside else "beyond"
-            return level, curve_at(known, batch), f"{name} was measured at {_sizes(known)}"
-        size, family = _log2(job.parameters), normalised(job.family)
+        if known and batch is not None:
+            away = max(max(each.log2_batch[0] - batch, batch - each.log2_batch[-1]) for each in known)
+            if away <= FARTHEST:
+                reason = f"{name} at batch {job.batch:g}: measured at {' or '.join(map(_sizes, known))}"
+                return "architecture" if away <= 0.0 else "beyond", _heaviest(known, batch), reason, True
+        size, family = _log2(job.parameters), normalised(job.family or self.family_of(name or ""))
         line = self._line("general", batch, size)
         if line and family in self.offsets:
             moved = {key: value + self.offsets[family][key] for key, value in line.items()}
-            return "family", moved, f"other sizes of {family} were measured"
+            return "family", moved, f"other sizes of {family} were measured", True
         if family in self.families:
-            return "family", dict(self.families[family]), f"other runs of {family} were measured"
+            return "family", dict(self.families[family]), f"other runs of {family} were measured", False
         if line:
-            return "general", line, "nothing of its family was measured: guessed from batch size and parameters"
-        return "population", self._line("population", 0.0, 0.0), "nothing of its family was measured"
+            reason = "nothing of its family was measured: guessed from batch size and parameters"
+            return "general", line, reason, True
+        return "population", self._line("population", 0.0, 0.0), "nothing of its family was measured", False
 
-    def _measured(self, name: str, kind: str | None) -> CurvePoints | None:
-        """Return the architecture's curve; of several kinds the one asked for, or any when none was."""
+    def _measured(self, name: str, kind: str | None) -> list[CurvePoints]:
+        """Return the curves of an architecture: the one of this kind or, when none was said, those of all kinds."""
         if kind is not None:
-            return self.architectures.get(curve_key(name, kind))
-        return next((points for key, points in self.architectures.items() if key.partition(":")[0] == name), None)
+            return [points for points in [self.architectures.get(curve_key(name, kind))] if points]
+        return [points for key, points in self.architectures.items() if key.partition(":")[0] == name]
 
     def _line(self, level: str, batch: float | None, size: float | None) -> dict[str, float]:
         """Return what a line says; nothing when there is none or one of its inputs is not known."""
@@ -249,6 +283,12 @@ def curve_at(points: CurvePoints, log2_batch: float) -> dict[str, float]:
         else float(np.interp(at, x, values))
         for name, values in points.values.items()
     }
+
+
+def _heaviest(curves: Sequence[CurvePoints], log2_batch: float) -> dict[str, float]:
+    """Return the largest value of each quantity: which of the kinds the job is was not said."""
+    values = [curve_at(points, log2_batch) for points in curves]
+    return {name: max(each[name] for each in values) for name in QUANTITIES}
 
 
 def monotone_cubic(x: Array, y: Array, at: float) -> float:
@@ -287,7 +327,9 @@ def _log2(value: float | None) -> float | None:
 
 def _sizes(points: CurvePoints) -> str:
     sizes = [f"{2**value:.0f}" for value in points.log2_batch]
-    return f"batch size {sizes[0]}" if len(sizes) == 1 else f"batch sizes {sizes[0]} to {sizes[-1]}"
+    if len(sizes) > LISTED_SIZES:
+        return f"{len(sizes)} batch sizes from {sizes[0]} to {sizes[-1]}"
+    return " and ".join(part for part in (", ".join(sizes[:-1]), sizes[-1]) if part)
 
 
 def _read(record: Mapping[str, Any]) -> ColdStartClasses:
@@ -305,6 +347,8 @@ def _read(record: Mapping[str, Any]) -> ColdStartClasses:
         centres=tuple((float(util), float(memory)) for util, memory in record["centres"]),
         scale=(float(record["scale"][0]), float(record["scale"][1])),
         trained_on=str(record["trained_on"]),
+        gpu_types=tuple(str(name) for name in record["gpu_types"]),
+        tested={str(level): str(by) for level, by in record["tested"].items()},
     )
 
 
@@ -327,6 +371,8 @@ def _checked(model: ColdStartClasses) -> ColdStartClasses:
             raise ValueError("an architecture's batch sizes do not ascend")
     if any(len(values) != len(QUANTILES) for level in model.errors.values() for values in level.values()):
         raise ValueError(f"errors must have {len(QUANTILES)} quantiles each")
+    if not {*model.tested, *model.tested.values()} <= {*LEVELS}:
+        raise ValueError(f"tested must name levels: {', '.join(LEVELS)}")
     if not all(map(math.isfinite, numbers)) or not model.centres or min(*model.scale, model.device_memory_bytes) <= 0:
         raise ValueError("a number is not finite, there is no class, or a scale is not positive")
     return model

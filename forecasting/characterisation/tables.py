@@ -30,12 +30,14 @@ class Runs:
             or "derived" (contains the target by definition, never used to predict it).
         source: Where the rows come from, for reports.
         device_memory_bytes: Memory of the device the percentages refer to; None when unknown.
+        gpu_types: The GPU types they were measured on, as GPUs announce themselves; empty when unknown.
     """
 
     table: pd.DataFrame
     features: Mapping[str, Role]
     source: str
     device_memory_bytes: float | None = None
+    gpu_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

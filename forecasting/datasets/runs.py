@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,9 +128,8 @@ def own_runs(tables: Tables, mode: str | None = None, gpu_type: str | None = Non
     if "util_mean_fraction" in taken:
         taken["util_mean_fraction"] = taken["util_mean_fraction"].clip(upper=1.0)
     counts = [name for name in ("runs", "occasions", "windows", "rejected", "share") if name in taken]
-    return make_runs(taken.drop(columns=counts), f"{gpu_type}, {mode}", float(memory)), _own_pairs(
-        tables.pairs, gpu_type, mode
-    )
+    runs = make_runs(taken.drop(columns=counts), f"{gpu_type}, {mode}", float(memory))
+    return replace(runs, gpu_types=(gpu_type,)), _own_pairs(tables.pairs, gpu_type, mode)
 
 
 def read_pairs(path: Path, columns: Mapping[str, str] | None = None) -> Pairs:

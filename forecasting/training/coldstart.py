@@ -27,10 +27,17 @@ from cotenant.forecasting.characterisation.tables import MEMORY, UTIL, Runs
 
 Array = npt.NDArray[np.float64]
 Lines = dict[str, dict[str, tuple[float, float, float]]]
-Residuals = Mapping[str, Array]
 
 _MIN_FAMILIES = 3
 _MIN_RESIDUALS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """Quantity → actual − predicted of the runs of one family that were left out together, shape (runs,) each."""
+
+    family: str
+    errors: Mapping[str, Array]
 
 
 def fit(runs: Runs, classes: int = 3, seed: int = 0) -> ColdStartClasses:
@@ -52,6 +59,7 @@ def fit(runs: Runs, classes: int = 3, seed: int = 0) -> ColdStartClasses:
     different = len(np.unique(points, axis=0))
     if different < classes:
         raise ValueError(f"classes={classes} is not accepted: there are {different} different runs")
+    errors, tested = _errors(table)
     labels = clustered(scaled(points, "standard"), classes, seed)
     centres = [points[labels == label].mean(axis=0) for label in range(classes)]
     widths = [width if width > 0 else 1.0 for width in points.std(axis=0).tolist()]
@@ -62,10 +70,12 @@ def fit(runs: Runs, classes: int = 3, seed: int = 0) -> ColdStartClasses:
         families=_means(table),
         offsets=_offsets(table, lines),
         lines=lines,
-        errors=_errors(table),
+        errors=errors,
         centres=tuple((float(util), float(memory)) for util, memory in centres),
         scale=(widths[0], widths[1]),
         trained_on=runs.source,
+        gpu_types=runs.gpu_types,
+        tested=tested,
     )
 
 
@@ -145,23 +155,33 @@ def _offsets(table: pd.DataFrame, lines: Lines) -> dict[str, dict[str, float]]:
     return found
 
 
-def _errors(table: pd.DataFrame) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Return the error quantiles of every level; a level that cannot be tested has those of the next wider one."""
+def _errors(table: pd.DataFrame) -> tuple[dict[str, dict[str, tuple[float, ...]]], dict[str, str]]:
+    """Return the error quantiles of every level, and which level's they are.
+
+    A level that cannot be tested on enough runs of enough families has those of the next wider one: what it knows more
+    can hardly make it worse, and by how much it is better nobody knows.
+    """
     tests: dict[str, list[Residuals]] = _line_residuals(table) | {
         "family": list(_family_residuals(table)),
         "beyond": list(_curve_residuals(table, inside=False)),
         "architecture": list(_curve_residuals(table, inside=True)),
     }
     errors: dict[str, dict[str, tuple[float, ...]]] = {}
+    tested: dict[str, str] = {}
     wider = {name: tuple(-1.0 if q < 0.5 else (0.0 if q == 0.5 else 1.0) for q in QUANTILES) for name in QUANTITIES}
+    by = ""
     for level in reversed(LEVELS):
         parts = tests[level]
-        pooled = {name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0) for name in QUANTITIES}
-        if len(pooled["memory"]) >= _MIN_RESIDUALS:
-            weights = np.concatenate([np.full(len(part["memory"]), 1 / len(part["memory"])) for part in parts])
-            wider = {name: _quantiles(pooled[name], weights, len(parts)) for name in QUANTITIES}
+        pooled = {name: np.concatenate([part.errors[name] for part in parts]) for name in QUANTITIES if parts}
+        families = {part.family for part in parts}
+        if len(families) >= _MIN_FAMILIES and len(pooled["memory"]) >= _MIN_RESIDUALS:
+            counts = [len(part.errors["memory"]) for part in parts]
+            weights = np.concatenate([np.full(count, 1 / count) for count in counts])
+            wider, by = {name: _quantiles(pooled[name], weights, len(parts)) for name in QUANTITIES}, level
         errors[level] = wider
-    return errors
+        if by:
+            tested[level] = by
+    return errors, tested
 
 
 def _line_residuals(table: pd.DataFrame) -> dict[str, list[Residuals]]:
@@ -174,9 +194,8 @@ def _line_residuals(table: pd.DataFrame) -> dict[str, list[Residuals]]:
         for level in lines:
             tested = held[held["size"].notna()] if level == "general" else held
             if len(tested):
-                found[level].append(
-                    {name: _residual(tested[name], _along(lines, level, name, tested)) for name in QUANTITIES}
-                )
+                errors = {name: _residual(tested[name], _along(lines, level, name, tested)) for name in QUANTITIES}
+                found[level].append(Residuals(str(family), errors))
     return found
 
 
@@ -190,7 +209,7 @@ def _family_residuals(table: pd.DataFrame) -> Iterator[Residuals]:
             lines, key, others = _fit_lines(rest), normalised(str(family)), rows[rows["architecture"] != name]
             offsets, means = _offsets(others, lines), _means(others)[key]
             known = key in offsets and bool(held["size"].notna().all())
-            yield {
+            errors = {
                 quantity: _residual(
                     held[quantity],
                     _along(lines, "general", quantity, held) + offsets[key][quantity]
@@ -199,6 +218,7 @@ def _family_residuals(table: pd.DataFrame) -> Iterator[Residuals]:
                 )
                 for quantity in QUANTITIES
             }
+            yield Residuals(str(family), errors)
 
 
 def _curve_residuals(table: pd.DataFrame, inside: bool) -> Iterator[Residuals]:
@@ -214,7 +234,8 @@ def _curve_residuals(table: pd.DataFrame, inside: bool) -> Iterator[Residuals]:
             predicted = curve_at(rest, float(size))
             for name in QUANTITIES:
                 parts[name] += (held[name] - predicted[name]).tolist()
-        yield {name: np.array(values) for name, values in parts.items()}
+        errors = {name: np.array(values) for name, values in parts.items()}
+        yield Residuals(str(rows["family"].iloc[0]), errors)
 
 
 def _residual(actual: pd.Series[float], predicted: Array) -> Array:

@@ -57,7 +57,11 @@ def model() -> ColdStartClasses:
     [
         (Descriptors("net2", "net2 v1", "training", 32), "architecture"),
         (Descriptors("net2", "NET2-V1", None, 32), "architecture"),
-        (Descriptors("net2", "net2 v1", None, 4096), "beyond"),
+        (Descriptors("net2", "net2 v1", None, 512), "beyond"),
+        (Descriptors("net2", "net2 v1", None, 2), "beyond"),
+        (Descriptors("net2", "net2 v1", None, 514), "family"),
+        (Descriptors("net2", "net2 v1", None, 4096), "family"),
+        (Descriptors(None, "net2 v1", None, 4096), "family"),
         (Descriptors("net2", "net2 v1", "inference", 32, 1e6), "family"),
         (Descriptors("net2", "net2 v9", None, 32, 1e6), "family"),
         (Descriptors("net2", "net2 v9", None, 32), "family"),
@@ -111,6 +115,75 @@ def test_whatever_is_said_the_numbers_stay_in_bounds(
     assert found.class_id in range(3)
 
 
+def test_without_the_size_of_the_model_nothing_is_said_about_memory(model: ColdStartClasses) -> None:
+    sized = model.prior(Descriptors("net2", "net2 v9", None, 32, 1e6))
+    unsized = model.prior(Descriptors("net2", "net2 v9", None, 32))
+    assert sized is not None
+    assert unsized is not None
+    assert sized.memory_bytes is not None
+    assert unsized.memory_bytes is None
+
+
+def test_a_profile_takes_the_upper_end_of_the_mean_too(model: ColdStartClasses) -> None:
+    job = Descriptors("net2", "net2 v1", None, 32)
+    profile = model.prior(job)
+    assert profile is not None
+    assert (profile.util_mean, profile.util_p95) == (
+        model.describe(job).util_mean[-1],
+        model.describe(job).util_p95[-1],
+    )
+
+
+def test_of_several_kinds_the_heaviest_counts_while_none_is_said() -> None:
+    rows = table(4)
+    serving = rows.assign(kind="inference", util_max=1.0, memory_max=99.0)
+    both = fit(make_runs(pd.concat([rows.assign(kind="training"), serving]), "x", MEMORY_BYTES))
+    light, heavy, unsaid = (
+        both.describe(Descriptors("net2", "net2 v1", kind, 32)) for kind in ("inference", "training", None)
+    )
+    assert unsaid.util_p95[2] == max(light.util_p95[2], heavy.util_p95[2])
+    assert unsaid.memory_bytes[2] == max(light.memory_bytes[2], heavy.memory_bytes[2])
+    assert unsaid.reason == "net2 v1 at batch 32: measured at 4, 16, 64 and 256 or 4, 16, 64 and 256"
+
+
+@pytest.mark.parametrize(
+    ("batches", "text"),
+    [
+        ((8,), "measured at 8"),
+        ((6, 12), "measured at 6 and 12"),
+        ((4, 8, 16, 32, 64), "measured at 5 batch sizes from 4 to 64"),
+    ],
+)
+def test_the_reason_names_what_was_measured(batches: tuple[int, ...], text: str) -> None:
+    rows = pd.DataFrame(
+        [
+            {"family": "nlp", "architecture": "bert", "batch": b, "util_max": 20.0 + b, "memory_max": 9.0}
+            for b in batches
+        ]
+    )
+    found = fit(make_runs(rows, "x", MEMORY_BYTES), classes=1).describe(Descriptors(None, "bert", None, 8))
+    assert found.reason == f"bert at batch 8: {text}"
+
+
+def test_the_family_of_an_architecture(model: ColdStartClasses) -> None:
+    assert [model.family_of(name) for name in ("net2 v1", "NET2-v1", "net2", "")] == ["net2", "net2", "", ""]
+    shared = pd.concat([table(3).assign(kind="training"), table(3).assign(family="served", kind="inference")])
+    assert fit(make_runs(shared, "x", MEMORY_BYTES)).family_of("net2 v1") == "", "two families claim it"
+
+
+def test_a_level_that_could_not_be_tested_borrows_the_interval_of_the_next_wider_one(model: ColdStartClasses) -> None:
+    assert model.tested == {level: level for level in LEVELS}
+    once = table(9).query("batch == 16 and architecture.str.endswith('v1')").drop(columns="parameters")
+    assert fit(make_runs(once, "x", MEMORY_BYTES)).tested == dict.fromkeys(LEVELS, "population")
+
+
+def test_what_could_not_be_tested_at_all_gives_no_profile() -> None:
+    model = fit(make_runs(table(2), "x", MEMORY_BYTES))
+    job = Descriptors("net1", "net1 v1", None, 32)
+    assert model.describe(job).level == "architecture"
+    assert model.prior(job) is None
+
+
 def test_classes_are_ordered_from_light_to_heavy(model: ColdStartClasses) -> None:
     assert [util for util, _ in model.centres] == sorted(util for util, _ in model.centres)
 
@@ -125,13 +198,16 @@ def test_a_model_survives_json(model: ColdStartClasses) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version 2 is not accepted; this program reads version 1"),
+        ({"version": 1}, "version 1 is not accepted; this program reads version 2: fit again"),
         ({"version": None}, "version None"),
         ({"centres": []}, "no class"),
         ({"centres": [[0.1]]}, "cannot be read"),
         ({"scale": [0.0, 1.0]}, "scale is not positive"),
         ({"device_memory_bytes": float("nan")}, "not finite"),
         ({"errors": {}}, "KeyError"),
+        ({"tested": {"family": "hearsay"}}, "tested must name levels"),
+        ({"tested": None}, "AttributeError"),
+        ({"gpu_types": None}, "TypeError"),
         ({"lines": None}, "TypeError"),
         ({"architectures": {"a:": {"family": "a", "kind": "", "log2_batch": [], "values": {}}}}, "KeyError"),
     ],

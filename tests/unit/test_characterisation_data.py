@@ -214,7 +214,7 @@ def test_the_command_writes_a_page_the_numbers_and_the_classes(folder: Path, tmp
     report = json.loads((out / "report.json").read_text())
     assert report["data"]["runs"] == 25
     assert report["interference"]["contradictions"]
-    assert json.loads((out / "classes.json").read_text())["version"] == 1
+    assert json.loads((out / "classes.json").read_text())["version"] == 2
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<h2>Cold-start classes</h2>" in page
     assert "Not available" not in page
