@@ -46,7 +46,7 @@ class WindowBatch:
         devices: The last reading of every GPU of the host.
         gpu_types: Type of every GPU of the host.
         families: Model family of those jobs that name one.
-        foreseen: What the host's samples let foresee, by job and GPU (see ``Likeness``); absent where too little is known.
+        foreseen: What the host's samples let foresee, by job and GPU; absent where too little is known (``Likeness``).
     """
 
     host_id: str

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cotenant.actors.devices.base import DeviceBackend, DeviceSample, JobSample
+from cotenant.actors.likeness import Likeness
 from cotenant.actors.reports import NO_HINTS, Descriptors, JobReport
 from cotenant.actors.tracks import DeviceTrack, Progress, Told, Track
 from cotenant.configs.settings import ProfilerSettings
@@ -18,6 +19,7 @@ from cotenant.placement.types import Share
 
 ABSURD_UTIL = 1.5  # of the device
 ABSURD_MEMORY = 2.0  # times what the hardware has
+LEAST_SAMPLES = 4  # in a window; with fewer they show no more than the windows do
 _SILENT = JobReport(None, None, None, controls="", processes=0)
 
 
@@ -50,6 +52,8 @@ class Profiler:
         self._memory_limit = {
             gpu.gpu_id: ABSURD_MEMORY * (gpu.physical_memory_bytes or gpu.memory_bytes) for gpu in backend.discover()
         }
+        per_window = round(settings.window_s * settings.sample_hz)
+        self._likeness = Likeness(self._period_s, per_window) if per_window >= LEAST_SAMPLES else None
         self._window_began_s = monotonic()
         self._sampled_s: float | None = None
         self._tracks: dict[tuple[str, str], Track] = {}
@@ -74,6 +78,8 @@ class Profiler:
         self._present = frozenset((job.job_id, job.gpu_id) for job in sample.jobs)
         for key in self._tracks.keys() - self._present:
             self._tracks[key].forget_counters()
+        if self._likeness is not None:
+            self._likeness.take(sample.monotonic_s, {key: self._tracks[key].newest() for key in self._present})
 
     def collect(
         self,
@@ -137,6 +143,15 @@ class Profiler:
         self._begin_window(granted.keys() | self._present, shares.keys() | reports.keys())
         return signatures
 
+    def foreseen(self) -> dict[tuple[str, str], tuple[float, ...]]:
+        """Return what the samples let foresee, by job and GPU (see ``Likeness``); to be asked right after ``collect``.
+
+        A job of which too little is known is not there.
+        """
+        if self._likeness is None or self._sampled_s is None:
+            return {}
+        return self._likeness.foreseen(self._sampled_s)
+
     def device_readings(self) -> tuple[DeviceSample, ...]:
         """Return every GPU's last full window (mean utilisation, last memory), with its newest state and note."""
         return tuple(track.reading() for track in self._devices.values() if track.newest is not None)
@@ -172,6 +187,8 @@ class Profiler:
 
     def _begin_window(self, keep: set[tuple[str, str]], jobs: set[str]) -> None:
         self._tracks = {key: track.next() for key, track in self._tracks.items() if key in keep}
+        if self._likeness is not None:
+            self._likeness.keep(self._tracks.keys())
         self._progress = {job_id: last for job_id, last in self._progress.items() if job_id in jobs}
         for device in self._devices.values():
             device.close()

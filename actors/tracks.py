@@ -27,12 +27,14 @@ class Counter:
     grown: float = 0.0
     time_s: float = 0.0
     peak: Reading = None
+    newest: Reading = None  # rate since the reading before the last; None when that is not known
     missing: bool = True  # the last reading was
     backwards: bool = False
 
     def add(self, value: Reading, at_s: float, limit: float | None) -> bool:
         """Take in a reading; False when it is rejected. ``limit`` is the largest believable rate."""
         self.missing = value is None
+        self.newest = None
         if value is None:
             return True
         base, self.base = self.base, (at_s, value)
@@ -47,6 +49,7 @@ class Counter:
             return False
         self.grown += grown
         self.time_s += time_s
+        self.newest = rate
         self.peak = rate if self.peak is None else max(self.peak, rate)
         return True
 
@@ -123,6 +126,11 @@ class Track:
         else:
             mean, peak = self.util.mean(), self.util.peak
         return (None if mean is None else min(1.0, mean)), (None if peak is None else min(1.0, peak))
+
+    def newest(self) -> Reading:
+        """Utilisation in the last sample, from the counter where there is one."""
+        value = self.util.last if self.busy.base is None else self.busy.newest
+        return None if value is None else min(1.0, value)
 
     def forget_counters(self) -> None:
         """Compare nothing that comes with anything that was."""

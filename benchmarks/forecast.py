@@ -20,7 +20,7 @@ from forecast_cost import cost
 from forecast_sets import Floats, SeriesSet, baselines, constant, data_folder, load
 
 from cotenant.forecasting.demand.engine import Expert, MixtureSettings, SeriesMixture
-from cotenant.forecasting.demand.hostside import HostAnalogues
+from cotenant.forecasting.demand.hostside import WIDTH, HostAnalogues
 from cotenant.forecasting.demand.mixture import MEMORY_GATE_PRIOR, MEMORY_ROOM, MixtureForecaster
 from cotenant.forecasting.training.demand_artefact import KINDS
 from cotenant.forecasting.training.demand_fit import TrainingOptions, train_demand
@@ -96,10 +96,11 @@ def host_predictions(data: SeriesSet) -> dict[int, Floats]:
     series = [(i, each.samples, each.ends) for i, each in enumerate(data.series)]
     known = sorted(((i, s, e) for i, s, e in series if s is not None and e is not None), key=lambda x: -len(x[1]))
     host = HostAnalogues(len(known), data.horizons)
-    said = [np.empty((len(samples), len(data.horizons), host.width), dtype=np.float32) for _, samples, _ in known]
+    said = [np.empty((len(samples), len(data.horizons), WIDTH), dtype=np.float32) for _, samples, _ in known]
     for tick in range(len(known[0][1])):
         rows = np.arange(sum(len(samples) > tick for _, samples, _ in known))
-        now = host.step(rows, np.array([known[row][1][tick] for row in rows], dtype=np.float32))
+        host.take(rows, np.array([known[row][1][tick] for row in rows], dtype=np.float32))
+        now = host.predict(rows)
         for row in rows:
             said[row][tick] = now[row]
     last = [np.maximum.accumulate(np.maximum(ends, 0)) for _, _, ends in known]

@@ -73,7 +73,7 @@ class Analogues:
         Returns:
             Predictions of shape (n, horizons, width); the present value where nothing is known to look alike.
         """
-        self._update(rows, np.abs(history[:, 1 : self._last + 1] - history[:, :1]), counts, numbers)
+        self.learn(rows, history, counts, numbers)
         for k, gain in enumerate(self._gains):
             # What a small gain finds changes slowly: its lags are chosen anew every few ticks, the series taking turns.
             every = max(1, int(PATIENCE / gain))
@@ -82,7 +82,9 @@ class Analogues:
                 self._choose(rows if due.all() else numbers[due], k)
         return self._predict(rows, outcomes)
 
-    def _update(self, rows: Rows, gaps: Array, counts: Indexes, numbers: Indexes) -> None:
+    def learn(self, rows: Rows, history: Array, counts: Indexes, numbers: Indexes) -> None:
+        """Take in one tick without forecasting; arguments as of ``step``."""
+        gaps = np.abs(history[:, 1 : self._last + 1] - history[:, :1])
         young = np.flatnonzero(counts < self._settled)
         known = counts[young, None] - self._lags  # comparisons made before at each lag; a plain mean while they are few
         share = 1.0 / np.maximum(known + 1, 1).astype(np.float32)
@@ -93,6 +95,12 @@ class Analogues:
                 new = gaps[young]
                 after = np.where(known == 0, new, before + np.maximum(np.float32(gain), share) * (new - before))
                 self._distances[k, numbers[young]] = np.where(known < 0, np.float32(FAR), after)
+
+    def predict(self, rows: Rows, outcomes: Array) -> Array:
+        """Forecast from what was taken in, every lag chosen anew; argument and result as of ``step``."""
+        for k in range(len(self._gains)):
+            self._choose(rows, k)
+        return self._predict(rows, outcomes)
 
     def _choose(self, rows: Rows, k: int) -> None:
         distances = self._distances[k, rows]

@@ -99,7 +99,7 @@ class SeriesMixture:
             settings: What to look at.
             rows: Number of series.
             experts: Further experts, stepped with the built-in ones' predictions.
-            outside: Number of predictions per horizon that every ``step`` is given from elsewhere.
+            outside: Number of predictions per horizon that a ``step`` may be given from elsewhere.
         """
         self.settings = settings
         self._experts = tuple(experts)
@@ -113,7 +113,9 @@ class SeriesMixture:
         self._past: Array = np.zeros((rows, 2), dtype=np.float32)  # sum and weight of the whole past
         self._counts: Indexes = np.zeros(rows, dtype=np.intp)
         self._since: Indexes = np.zeros(rows, dtype=np.intp)
-        self._hedge, self._gate = Hedge(rows, horizons, self.width), Gate(rows, horizons, settings.gate_prior)
+        self._outside = outside
+        self._hedge = Hedge(rows, horizons, self.width, absentees=outside)
+        self._gate = Gate(rows, horizons, settings.gate_prior)
         self._calibration = Calibration(rows, horizons, settings.first_span)
         # What was said for each horizon, until its moment comes: experts, value then, mean, median, point, state, q.
         self._said = [
@@ -170,7 +172,7 @@ class SeriesMixture:
             values: Their values, shape (n,), finite.
             truth: What forecasts are judged by and what persistence repeats, shape (n,); ``values`` unless these are
                 means over a tick while single readings are to be forecast.
-            outside: Predictions from elsewhere, shape (n, horizons, outside).
+            outside: Predictions from elsewhere, shape (n, horizons, outside), NaN where there are none; None = none.
 
         Returns:
             The point forecasts, shape (n, horizons).
@@ -195,9 +197,10 @@ class SeriesMixture:
             said = self._said[j]
             slots = counts % ahead
             others = (truth, mean[:, j], median[:, j], point[:, j], states[:, j])
-            said[rows, slots] = np.concatenate(
-                [predictions[:, j], np.stack(others, axis=1, dtype=np.float32), around[:, j]], axis=1
-            )
+            parts = [predictions[:, j], np.stack(others, axis=1, dtype=np.float32), around[:, j]]
+            if outside is None and self._outside:
+                parts.insert(1, np.full((len(rows), self._outside), np.nan, dtype=np.float32))
+            said[rows, slots] = np.concatenate(parts, axis=1)
         self._quantiles[where, :, 0], self._quantiles[where, :, 1] = around[:, :, 0], point
         self._quantiles[where, :, 2:] = around[:, :, 1:]
         self._counts[where] += 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from cotenant.forecasting.demand.hostside import Foreseen
 from cotenant.forecasting.types import HORIZONS_S, LEVELS, Forecast, Quantiles, Signature
 from cotenant.forecasting.windows import usable_memory, usable_util, usable_window
 
@@ -147,8 +148,8 @@ class EwQuantileForecaster:
         """Take in one window. Out-of-order, absurd or empty windows are ignored, never fatal."""
         self.observe_batch((signature,))
 
-    def observe_batch(self, signatures: Sequence[Signature]) -> None:
-        """Take in many windows at once, in order; much cheaper than one by one."""
+    def observe_batch(self, signatures: Sequence[Signature], foreseen: Foreseen | None = None) -> None:
+        """Take in many windows at once, in order; much cheaper than one by one. What hosts foresaw is not used."""
         for rows in self._rounds(signatures):
             self._take(np.array(rows, dtype=np.float64))
 

@@ -6,20 +6,24 @@ forecast here, as the means of the windows to come, and goes with the window as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from cotenant.forecasting.demand.analogues import Analogues
-from cotenant.forecasting.demand.arrays import FAR, Array, Indexes, span
+from cotenant.forecasting.demand.arrays import FAR, Array, Indexes, grown, span
 
+HORIZONS = (1, 2, 5)  # windows ahead
 GAINS = (0.2, 0.05, 0.015)
+WIDTH = len(GAINS)  # predictions per horizon: the medians, which alone do as well as with the means
+
+# What hosts say of the streams (job, GPU) they could foresee: mean utilisation of the windows to come, by horizon and
+# then by expert; None where one is not known. A stream that is not there was not foreseen.
+Foreseen = Mapping[tuple[str, str], Sequence[float | None]]
 
 
 class HostAnalogues:
-    """Analogues of a few series in samples, forecasting means over windows. Not thread-safe.
-
-    Attributes:
-        width: Predictions per horizon.
-    """
+    """Analogues of a few series in samples, forecasting means over windows. Not thread-safe."""
 
     def __init__(self, rows: int, horizons: tuple[int, ...], *, per_window: int = 10, last: int = 600) -> None:
         """Make the state of ``rows`` series.
@@ -33,10 +37,16 @@ class HostAnalogues:
         self._per_window = per_window
         ahead = tuple(horizon * per_window for horizon in horizons)
         self._analogues = Analogues(rows, ahead, last=last, gains=GAINS)
-        self.width = self._analogues.width
         self._samples: Array = np.full((rows, last + 1), FAR, dtype=np.float32)
         self._means: Array = np.full((rows, last + 1), FAR, dtype=np.float32)
         self._counts: Indexes = np.zeros(rows, dtype=np.intp)
+
+    def resize(self, rows: int) -> None:
+        """Make room for ``rows`` series; those there already keep their state."""
+        self._analogues.resize(rows)
+        self._samples = grown(self._samples, 0, rows, FAR)
+        self._means = grown(self._means, 0, rows, FAR)
+        self._counts = np.concatenate([self._counts, np.zeros(rows - len(self._counts), dtype=np.intp)])
 
     def clear(self, row: int) -> None:
         """Forget one series."""
@@ -44,12 +54,8 @@ class HostAnalogues:
         self._samples[row] = self._means[row] = FAR
         self._counts[row] = 0
 
-    def step(self, rows: Indexes, samples: Array) -> Array:
-        """Take in one sample per series, shape (n,).
-
-        Returns:
-            Means of the windows that end ``horizons`` windows from now, shape (n, horizons, width).
-        """
+    def take(self, rows: Indexes, samples: Array) -> None:
+        """Take in one sample per series, shape (n,)."""
         where = span(rows)
         counts = self._counts[where]
         known = np.concatenate([samples[:, None], self._samples[where, :-1]], axis=1, dtype=np.float32)
@@ -57,8 +63,23 @@ class HostAnalogues:
         inside = known[:, : self._per_window]
         there = np.arange(inside.shape[1]) <= counts[:, None]
         mean = np.where(there, inside, 0.0).sum(axis=1) / there.sum(axis=1)
-        means = np.concatenate([mean[:, None], self._means[where, :-1]], axis=1, dtype=np.float32)
-        self._means[where] = means
-        predictions = self._analogues.step(where, known, means, counts, rows)
+        self._means[where] = np.concatenate([mean[:, None], self._means[where, :-1]], axis=1, dtype=np.float32)
+        self._analogues.learn(where, known, counts, rows)
         self._counts[where] += 1
-        return predictions
+
+    def predict(self, rows: Indexes) -> Array:
+        """Return the means of the windows that end ``horizons`` windows from now, shape (n, horizons, ``WIDTH``)."""
+        where = span(rows)
+        return self._analogues.predict(where, self._means[where])[:, :, ::2]
+
+
+def as_experts(said: Sequence[float | None]) -> Array | None:
+    """Return what a host said of one stream as (horizons, width), NaN where it is missing or cannot be true.
+
+    None when it is something else altogether: a host of another version knows other horizons or experts.
+    """
+    if len(said) != len(HORIZONS) * WIDTH:
+        return None
+    values = np.array(said, dtype=np.float32)
+    values[~((values >= 0.0) & (values <= 1.0))] = np.nan
+    return values.reshape(len(HORIZONS), WIDTH)

@@ -21,11 +21,20 @@ GATE_CLIP = 1.0  # errors beyond so many usual ones count less (Huber 1964)
 
 
 class Hedge:
-    """Weights of the experts per series and horizon (Freund and Schapire 1997), expert 0 being persistence."""
+    """Weights of the experts per series and horizon (Freund and Schapire 1997), expert 0 being persistence.
 
-    def __init__(self, rows: int, horizons: int, experts: int) -> None:
-        self._prior: Array = np.full(experts, (1.0 - PRIOR_PERSISTENCE) / max(1, experts - 1), dtype=np.float32)
+    The last ``absentees`` experts may say nothing (NaN). The others then share their weight, and what they lose
+    is shared among the present alone (sleeping experts, Freund et al. 1997): a series for which they never say
+    anything is mixed as if there were none of them.
+    """
+
+    def __init__(self, rows: int, horizons: int, experts: int, absentees: int = 0) -> None:
+        always = experts - absentees
+        each = (1.0 - PRIOR_PERSISTENCE) / max(1, always - 1)
+        self._prior: Array = np.full(experts, each, dtype=np.float32)
         self._prior[0] = PRIOR_PERSISTENCE
+        self._prior /= self._prior.sum()
+        self._always = always
         self._weights: Array = np.tile(self._prior, (rows, horizons, 1))
         self._loss: Array = np.zeros((2, rows, horizons), dtype=np.float32)  # discounted sums of losses and of ones
 
@@ -41,23 +50,45 @@ class Hedge:
         self._loss[:, row] = 0.0
 
     def learn(self, rows: Rows, horizon: int, losses: Array) -> None:
-        """Take in absolute errors of shape (n, experts) of the forecasts that were for now."""
-        self._loss[0, rows, horizon] = LOSS_MEMORY * self._loss[0, rows, horizon] + losses.mean(axis=1)
+        """Take in absolute errors of shape (n, experts) of the forecasts that were for now; NaN of who was absent."""
+        usual = losses[:, : self._always].mean(axis=1)
+        self._loss[0, rows, horizon] = LOSS_MEMORY * self._loss[0, rows, horizon] + usual
         self._loss[1, rows, horizon] = LOSS_MEMORY * self._loss[1, rows, horizon] + 1.0
         usual = self._loss[0, rows, horizon] / self._loss[1, rows, horizon] + np.float32(1e-6)
-        weights = self._weights[rows, horizon] * np.exp(-ETA * np.minimum(losses / usual[:, None], LOSS_CAP))
-        weights *= (1.0 - FIXED_SHARE) / weights.sum(axis=1, keepdims=True)
+        before = self._weights[rows, horizon]
+        weights = before * np.exp(-ETA * np.minimum(losses / usual[:, None], LOSS_CAP))
+        absent = np.isnan(losses)
+        kept = np.where(absent, before, 0.0).sum(axis=1, keepdims=True)
+        weights[absent] = 0.0
+        weights *= (1.0 - FIXED_SHARE) * (1.0 - kept) / weights.sum(axis=1, keepdims=True)
+        weights += np.where(absent, (1.0 - FIXED_SHARE) * before, 0.0)
         self._weights[rows, horizon] = weights + FIXED_SHARE * self._prior
 
     def mix(self, rows: Rows, predictions: Array) -> tuple[Array, Array]:
-        """Return weighted mean and weighted median, each (n, horizons), of predictions (n, horizons, experts)."""
-        weights = self._weights[rows]
-        return (weights * predictions).sum(axis=2), weighted_median(predictions, weights)
+        """Return weighted mean and weighted median, each (n, horizons), of predictions (n, horizons, experts).
+
+        NaN is the prediction of an absent expert; when all of them are absent their columns may be left out.
+        """
+        weights, heard = self._heard(rows, predictions)
+        return (weights * heard).sum(axis=2), weighted_median(heard, weights)
 
     def spread(self, rows: Rows, predictions: Array, point: Array) -> Array:
         """Return how far the experts that count are from the point forecast at most, shape (n, horizons)."""
-        away: Array = np.where(self._weights[rows] > COUNTS, np.abs(predictions - point[:, :, None]), 0.0).max(axis=2)
+        weights, heard = self._heard(rows, predictions)
+        away: Array = np.where(weights > COUNTS, np.abs(heard - point[:, :, None]), 0.0).max(axis=2)
         return away
+
+    def _heard(self, rows: Rows, predictions: Array) -> tuple[Array, Array]:
+        """Return the weights of those that said something, summing to one, and what they said."""
+        said = predictions.shape[2]
+        weights = self._weights[rows]
+        absent = np.isnan(predictions[:, :, self._always :])
+        if said == weights.shape[2] and not absent.any():
+            return weights, predictions
+        weights = weights[:, :, :said].copy()
+        weights[:, :, self._always :][absent] = 0.0
+        weights /= weights.sum(axis=2, keepdims=True)
+        return weights, np.nan_to_num(predictions) if said > self._always else predictions
 
 
 class Gate:

@@ -10,6 +10,7 @@ import numpy as np
 
 from cotenant.forecasting.demand.arrays import Array, Indexes
 from cotenant.forecasting.demand.engine import Expert, MixtureSettings, SeriesMixture
+from cotenant.forecasting.demand.hostside import HORIZONS, WIDTH, Foreseen, as_experts
 from cotenant.forecasting.demand.streams import GAP_S, Floats, Streams, Windows
 from cotenant.forecasting.types import HORIZONS_S, LEVELS, DemandProfile, Forecast, Quantiles, Signature
 
@@ -25,7 +26,7 @@ CHUNK = 2048  # streams whose tables fit the processor's cache together
 
 # Seconds per tick and horizons in ticks: the far future is forecast from means over longer windows.
 UTIL_SCALES: tuple[tuple[int, MixtureSettings], ...] = (
-    (1, MixtureSettings(horizons=(1, 2, 5))),
+    (1, MixtureSettings(horizons=HORIZONS)),
     (10, MixtureSettings(horizons=(6,), last=96, gains=(0.5, 0.15))),
     (60, MixtureSettings(horizons=(5, 15), last=64, gains=(0.5, 0.15))),
 )
@@ -45,8 +46,10 @@ class _Scale:
     held: Indexes
 
     @classmethod
-    def make(cls, seconds: int, settings: MixtureSettings, rows: int, experts: Sequence[Expert]) -> _Scale:
-        mixture = SeriesMixture(settings, rows, experts)
+    def make(
+        cls, seconds: int, settings: MixtureSettings, rows: int, experts: Sequence[Expert], outside: int
+    ) -> _Scale:
+        mixture = SeriesMixture(settings, rows, experts, outside)
         return cls(seconds, mixture, np.zeros(rows), np.zeros(rows, dtype=np.intp))
 
     def resize(self, rows: int) -> None:
@@ -62,17 +65,18 @@ class _Scale:
     def interrupt(self, rows: Indexes, elapsed: Floats) -> None:
         self.mixture.interrupt(rows[(elapsed > GAP_S * self.seconds) | (elapsed < 0.0)])
 
-    def add(self, rows: Indexes, values: Floats) -> None:
+    def add(self, rows: Indexes, values: Floats, outside: Array | None) -> None:
         self.sums[rows] += values
         self.held[rows] += 1
         full = (self.held[rows] >= self.seconds) | (self.mixture.counts(rows) == 0)
         every, now = rows[full], values[full].astype(np.float32)
+        told = None if outside is None else outside[full]
         for start in range(0, len(every), CHUNK):
             ticking, truth = every[start : start + CHUNK], now[start : start + CHUNK]
             means = (self.sums[ticking] / self.held[ticking]).astype(np.float32)
             # The first window ticks at once; from then on the streams take turns.
             first = self.mixture.counts(ticking) == 0
-            self.mixture.step(ticking, means, truth)
+            self.mixture.step(ticking, means, truth, None if told is None else told[start : start + CHUNK])
             self.held[ticking] = np.where(first, ticking % self.seconds, 0)
             self.sums[ticking] = self.held[ticking] * means
 
@@ -80,9 +84,12 @@ class _Scale:
 class _Quantity:
     """All time scales of one quantity, in units of the series."""
 
-    def __init__(self, scales: Sequence[tuple[int, MixtureSettings]], rows: int, experts: Sequence[Expert]) -> None:
+    def __init__(
+        self, scales: Sequence[tuple[int, MixtureSettings]], rows: int, experts: Sequence[Expert], outside: int = 0
+    ) -> None:
+        near = (experts, outside)  # both only know the windows themselves
         self.scales = [
-            _Scale.make(seconds, settings, rows, experts if seconds == 1 else ()) for seconds, settings in scales
+            _Scale.make(seconds, settings, rows, *(near if seconds == 1 else ((), 0))) for seconds, settings in scales
         ]
         self._anchor: Floats = np.full(rows, np.inf)
         self._still: Indexes = np.zeros(rows, dtype=np.intp)
@@ -99,7 +106,7 @@ class _Quantity:
         for scale in self.scales:
             scale.clear(row, expected, first_span)
 
-    def step(self, rows: Indexes, values: Floats, elapsed: Floats) -> None:
+    def step(self, rows: Indexes, values: Floats, elapsed: Floats, outside: Array | None = None) -> None:
         moved = np.abs(values - self._anchor[rows]) > STILL_WITHIN
         self._anchor[rows] = np.where(moved, values, self._anchor[rows])
         still = np.where(moved, 0, self._still[rows] + 1)
@@ -107,8 +114,10 @@ class _Quantity:
         awake = (still < STILL_AFTER) | ((still + rows) % STILL_EVERY == 0)
         for scale in self.scales:
             scale.interrupt(rows, elapsed)
-            own, known = (rows[awake], values[awake]) if scale.seconds == 1 else (rows, values)
-            scale.add(own, known)
+            if scale.seconds == 1:
+                scale.add(rows[awake], values[awake], None if outside is None else outside[awake])
+            else:
+                scale.add(rows, values, None)
 
     def quantiles(self, rows: Indexes) -> Array:
         """Return values of shape (n, horizons, levels)."""
@@ -128,6 +137,7 @@ class MixtureForecaster:
       is set back, its windows are ignored until ten of them have advanced. After a missing window forecasts go on, but
       nothing is learnt from those whose moment shifted.
     * Intervals are wide at first and narrow with the errors seen. What is known beforehand (``prime``) narrows them.
+    * What hosts foresaw from the samples within the windows joins as further experts; missing, it changes nothing.
     * A forecast exists once both utilisation and memory were read, or the job was primed.
 
     Not thread-safe.
@@ -139,7 +149,7 @@ class MixtureForecaster:
         """Make an empty forecaster; the experts are further ones for 1, 2 and 5 s, in ticks of a second."""
         self._streams = Streams()
         rows = self._streams.size
-        self._util = _Quantity(UTIL_SCALES, rows, util_experts)
+        self._util = _Quantity(UTIL_SCALES, rows, util_experts, WIDTH)
         self._memory = _Quantity(MEMORY_SCALES, rows, memory_experts)
         self._unit: Floats = np.zeros(rows)
         self._peak: Floats = np.zeros(rows)
@@ -158,12 +168,17 @@ class MixtureForecaster:
         """Take in one window. Out-of-order, absurd or empty windows are ignored, never fatal."""
         self.observe_batch((signature,))
 
-    def observe_batch(self, signatures: Sequence[Signature]) -> None:
-        """Take in many windows at once, in order; much cheaper than one by one."""
+    def observe_batch(self, signatures: Sequence[Signature], foreseen: Foreseen | None = None) -> None:
+        """Take in many windows at once, in order; much cheaper than one by one.
+
+        Args:
+            signatures: The windows.
+            foreseen: What hosts foresaw at the end of these windows. Streams without it are forecast without it.
+        """
         for windows in self._streams.take(signatures):
             if self._streams.size > len(self._unit):
                 self._resize(self._streams.size)
-            self._take(windows)
+            self._take(windows, self._outside(windows, foreseen) if foreseen else None)
 
     def forecast(self, job_id: str) -> Forecast | None:
         """Return the forecast of a job, or None when nothing usable was observed yet."""
@@ -198,7 +213,20 @@ class MixtureForecaster:
             self._holds[slot] = self._windows[slot] = 0
             self._trains[slot] = self._seen[slot] = False
 
-    def _take(self, windows: Windows) -> None:
+    def _outside(self, windows: Windows, foreseen: Foreseen) -> Array:
+        """Return what hosts foresaw of these streams as demand, NaN where they did not, (n, horizons, width)."""
+        outside = np.full((len(windows.slots), len(HORIZONS), WIDTH), np.nan, dtype=np.float32)
+        for key, said in foreseen.items():
+            values, slot = as_experts(said), self._streams.find(*key)
+            if values is None or slot is None:
+                continue
+            place = int(np.searchsorted(windows.slots, slot))
+            if place < len(outside) and windows.slots[place] == slot:
+                outside[place] = values
+        stretched: Array = np.minimum(1.0, outside * windows.stretch[:, None, None].astype(np.float32))
+        return stretched
+
+    def _take(self, windows: Windows, outside: Array | None) -> None:
         slots = windows.slots
         for i in np.flatnonzero(self._windows[slots] == 0).tolist():
             self._begin(int(slots[i]))
@@ -210,7 +238,8 @@ class MixtureForecaster:
         seen = np.isfinite(windows.util)
         if seen.any():
             self._seen[slots[seen], 0] = True
-            self._util.step(slots[seen], windows.util[seen], windows.elapsed[seen])
+            told = None if outside is None else outside[seen]
+            self._util.step(slots[seen], windows.util[seen], windows.elapsed[seen], told)
         seen = np.isfinite(windows.memory)
         if seen.any():
             self._seen[slots[seen], 1] = True

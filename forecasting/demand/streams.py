@@ -41,6 +41,7 @@ class Windows:
         peak: Largest device memory in the window in bytes, shape (n,).
         steps: Whether the job took optimizer steps, shape (n,).
         elapsed: Seconds since the stream's window before; infinite for its first.
+        stretch: Demand over measured utilisation: more than 1 where the job was held back by its own share.
     """
 
     slots: Indexes
@@ -49,6 +50,7 @@ class Windows:
     peak: Floats
     steps: Flags
     elapsed: Floats
+    stretch: Floats
 
 
 @dataclass(slots=True)
@@ -78,6 +80,10 @@ class Streams:
             rest = np.ones(len(kept), dtype=np.bool_)
             rest[first] = False
             kept, slots = kept[rest], slots[rest]
+
+    def find(self, job_id: str, gpu_id: str) -> int | None:
+        """Return the number of a stream; None when there is none."""
+        return self._slots.get((job_id, gpu_id))
 
     def job_of(self, slot: int) -> str:
         """Return the job a stream belongs to."""
@@ -124,18 +130,19 @@ class Streams:
         slots, columns = slots[accepted], columns[:, accepted]
         elapsed = columns[0] - self._last[slots]
         self._last[slots], self._refused[slots], self._refusals[slots] = columns[0], -np.inf, 0
-        yield Windows(slots, columns[1], columns[2], columns[3], columns[4] > 0.0, elapsed)
+        yield Windows(slots, columns[1], columns[2], columns[3], columns[4] > 0.0, elapsed, columns[5])
 
 
 def _usable(table: Floats) -> tuple[Flags, Floats]:
-    """Return which rows count, and (start, util, memory, peak, step rate) as columns; as ``windows.py``, on arrays."""
+    """Return which rows count, and (start, util, memory, peak, rate, stretch) as columns; as ``windows.py``."""
     start, length, samples, util, held, memory, peak, rate = table.T
     with np.errstate(invalid="ignore"):
         util = np.where((util >= 0.0) & (util <= MOST_UTIL), util, np.nan)
         held = np.where(np.isfinite(held), np.clip(held, 0.0, 1.0), 0.0)
-        util = np.minimum(1.0, util / np.maximum(1e-6, 1.0 - held))
+        stretch = 1.0 / np.maximum(1e-6, 1.0 - held)
+        util = np.minimum(1.0, util * stretch)
         memory = np.where(np.isfinite(memory), memory, peak)
         memory = np.where((memory >= 0.0) & (memory <= MOST_BYTES), memory, np.nan)
         peak = np.where((peak >= memory) & (peak <= MOST_BYTES), peak, memory)
         measured = np.isfinite(start) & np.isfinite(length) & (length > 0.0) & (samples > 0)
-    return measured & (np.isfinite(util) | np.isfinite(memory)), np.stack([start, util, memory, peak, rate])
+    return measured & (np.isfinite(util) | np.isfinite(memory)), np.stack([start, util, memory, peak, rate, stretch])

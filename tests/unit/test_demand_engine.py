@@ -158,16 +158,49 @@ def test_quantiles_are_ordered_and_bounded(values: list[float]) -> None:
 
 def test_the_host_foresees_means_from_a_rhythm_within_windows() -> None:
     host = HostAnalogues(2, (1, 5), per_window=10, last=200)
-    assert host.width == 6
     rows, errors = np.arange(2), []
     samples = np.stack([np.arange(600) % 23 < 11, np.arange(600) % 37 < 20]).astype(np.float32)
     for tick in range(600):
-        said = host.step(rows, samples[:, tick])
+        host.take(rows, samples[:, tick])
         if 300 <= tick < 590 and tick % 10 == 9:
+            said = host.predict(rows)
             errors.append(np.abs(said[:, 0] - samples[:, tick + 1 : tick + 11].mean(axis=1)[:, None]))
     assert np.mean(errors) < 0.02
     host.clear(0)
-    assert host.step(np.array([0]), single(0.3)) == pytest.approx(0.3)
+    host.take(np.array([0]), single(0.3))
+    assert host.predict(np.array([0])) == pytest.approx(0.3)
+
+
+def test_a_bigger_table_of_the_host_keeps_what_it_knew() -> None:
+    rng, rows = np.random.default_rng(0), np.arange(2)
+    small, large = HostAnalogues(2, (1,), per_window=5, last=30), HostAnalogues(2, (1,), per_window=5, last=30)
+    for tick in range(60):
+        if tick == 30:
+            large.resize(4)
+        now = rng.random(2).astype(np.float32)
+        small.take(rows, now)
+        large.take(rows, now)
+    assert small.predict(rows) == pytest.approx(large.predict(rows), abs=1e-6)
+
+
+def test_absent_experts_change_nothing_and_present_ones_are_weighed() -> None:
+    rng = np.random.default_rng(0)
+    values = np.clip(0.5 + 0.3 * rng.standard_normal(120), 0.0, 1.0).astype(np.float32)
+    plain, deaf, told = SeriesMixture(SMALL, 1), SeriesMixture(SMALL, 1, outside=2), SeriesMixture(SMALL, 1, outside=2)
+    nothing = np.full((1, 2, 2), np.nan, dtype=np.float32)
+    ours, theirs = [], []
+    for tick in range(117):
+        truth = np.stack([values[tick + 1], values[tick + 3]])[None, :, None]
+        beside = np.concatenate([truth, nothing[:, :, 1:]], axis=2) if tick % 7 else nothing
+        alone = plain.step(ONE, values[tick : tick + 1])
+        outside = None if tick % 2 else nothing
+        assert deaf.step(ONE, values[tick : tick + 1], outside=outside) == pytest.approx(alone, abs=1e-6)
+        assert deaf.quantiles(ONE) == pytest.approx(plain.quantiles(ONE), abs=1e-6)
+        said = told.step(ONE, values[tick : tick + 1], outside=beside)
+        if tick > 30 and tick % 7:
+            ours.append(abs(said[0, 0] - values[tick + 1]))
+            theirs.append(abs(alone[0, 0] - values[tick + 1]))
+    assert np.mean(ours) < 0.3 * np.mean(theirs)
 
 
 def test_streams_take_each_series_once_per_round_and_count_the_time_between() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from packing import GIB, profile, window
 
 from cotenant.forecasting.demand import MixtureForecaster
+from cotenant.forecasting.demand.hostside import WIDTH
 from cotenant.forecasting.types import HORIZONS_S, Forecast, Quantiles, Signature
 
 
@@ -267,6 +268,44 @@ def test_a_batch_equals_the_same_windows_one_by_one() -> None:
         ours, theirs = forecast_of(one, job_id), forecast_of(many, job_id)
         for horizon in HORIZONS_S:
             assert values(ours.util[horizon]) == pytest.approx(values(theirs.util[horizon]), abs=1e-6)
+
+
+def test_what_the_host_foresees_is_used_once_it_has_proved_right() -> None:
+    rng = np.random.default_rng(4)
+    utils = rng.uniform(0.1, 0.5, 200).tolist()
+    told, alone, held = MixtureForecaster(), MixtureForecaster(), MixtureForecaster()
+    errors: dict[str, list[float]] = {"told": [], "alone": [], "held": []}
+    for second in range(190):
+        ahead = tuple(utils[second + horizon] for horizon in (1, 2, 5) for _ in range(WIDTH))
+        told.observe_batch([window(second, utils[second])], {("job", "g0"): ahead, ("gone", "g0"): ahead})
+        alone.observe_batch([window(second, utils[second])], {})
+        # Held back by half: what is measured and foreseen is half of what is wanted.
+        half = tuple(value / 2.0 for value in ahead)
+        held.observe_batch([window(second, utils[second] / 2.0, throttled=0.5)], {("job", "g0"): half})
+        if second > 60:
+            for name, forecaster in (("told", told), ("alone", alone), ("held", held)):
+                errors[name].append(abs(forecast_of(forecaster).util[5].p50 - utils[second + 5]))
+    assert np.mean(errors["told"]) < 0.3 * np.mean(errors["alone"])
+    assert errors["held"] == pytest.approx(errors["told"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (),
+        (0.5,),
+        (0.5,) * (3 * WIDTH + 1),
+        (None,) * (3 * WIDTH),
+        (math.nan,) * (3 * WIDTH),
+        (7.0, -1.0, math.inf) * WIDTH,
+    ],
+)
+def test_what_a_host_cannot_have_foreseen_leaves_no_trace(said: tuple[float | None, ...]) -> None:
+    told, alone = MixtureForecaster(), MixtureForecaster()
+    for second in range(60):
+        told.observe_batch([window(second, phases(second))], {("job", "g0"): said})
+        alone.observe_batch([window(second, phases(second))])
+    assert forecast_of(told) == forecast_of(alone)
 
 
 readings = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.floats(0.0, 1.0)
