@@ -1,0 +1,60 @@
+"""From the registry to models that serve, and what serves when something there is broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cotenant.actors.models import ModelShelf
+from cotenant.configs.settings import PredictionSettings
+from cotenant.forecasting.interference import UtilisationRule
+from cotenant.forecasting.interference.learned import LearnedInterference
+
+
+def shelf(path: Path, **settings: object) -> ModelShelf:
+    return ModelShelf(PredictionSettings.model_validate(settings), path)
+
+
+def test_what_is_shipped_serves_when_nothing_else_is_active(tmp_path: Path) -> None:
+    models = shelf(tmp_path)
+    wanted = models.wanted()
+    assert wanted["interference"] == "shipped"
+    found = models.load(wanted)
+    assert isinstance(found.interference, LearnedInterference)
+    assert found.serving["interference"] == "shipped"
+    assert not found.warnings
+
+
+def test_what_is_switched_off_is_not_wanted(tmp_path: Path) -> None:
+    models = shelf(tmp_path, interference="rule", demand="ewquantile", cold_start=False)
+    assert models.wanted() == {}
+    found = models.load({})
+    assert isinstance(found.interference, UtilisationRule)
+    assert found.cold_start is None
+    assert not found.warnings
+
+
+@pytest.mark.parametrize("version", ["20200101T000000Z-00000000", "../..", ""])
+def test_a_version_that_cannot_be_used_is_told_and_what_is_shipped_serves(tmp_path: Path, version: str) -> None:
+    found = shelf(tmp_path).load({"interference": version})
+    assert isinstance(found.interference, LearnedInterference)
+    assert found.serving["interference"] == "shipped"
+    assert len(found.warnings) == 1
+    assert "interference" in found.warnings[0]
+
+
+def test_a_damaged_choice_is_told_and_what_is_shipped_serves(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "active.json").write_text("{")
+    models = shelf(tmp_path)
+    assert models.wanted()["interference"] == "shipped"
+    assert "active.json" in models.warnings()[0]
+
+
+def test_without_trained_experts_the_mixture_serves_as_it_is(tmp_path: Path) -> None:
+    models = shelf(tmp_path)
+    assert models.demand(models.wanted()) == (None, ())
+    experts, warnings = models.demand({"demand": "20200101T000000Z-00000000"})
+    assert experts is None
+    assert warnings
