@@ -21,6 +21,9 @@ from cotenant.forecasting.interference.table import BANDWIDTH, MEMORY, STEP, UTI
 
 MIB = float(1 << 20)
 GAVEL_GPUS = ("v100", "p100", "k80")
+_PERCENT = (0.0, 100.0)
+_POSITIVE = (1e-9, 1e15)
+_NORMALISED = (1e-9, 10.0)  # noise carries a throughput a little above 1; ten times as fast as alone is a mistake
 _LEAST = 1e-3  # a published throughput of 0 means: did not move; a rate of 0 has no logarithm
 _LUCID_JOB = ("model", "dataset", "batchsize", "amp")
 
@@ -41,8 +44,19 @@ def load_lucid(folder: Path) -> PairTable:
     Raises:
         PairFileError: A file or column is missing, or a pair names a job without a solo run.
     """
-    solo = _csv(folder / "single_data.csv", (*_LUCID_JOB, "speed", "gpu_util", "gmem_util", "gmem"))
-    pairs = _csv(folder / "colocate_info.csv", [f"{name}{k}" for k in (1, 2) for name in (*_LUCID_JOB, "speed")])
+    numbers = {
+        "batchsize": _POSITIVE,
+        "speed": _POSITIVE,
+        "gpu_util": _PERCENT,
+        "gmem_util": _PERCENT,
+        "gmem": _POSITIVE,
+    }
+    solo = _csv(folder / "single_data.csv", (*_LUCID_JOB, "speed", "gpu_util", "gmem_util", "gmem"), numbers)
+    pairs = _csv(
+        folder / "colocate_info.csv",
+        [f"{name}{k}" for k in (1, 2) for name in (*_LUCID_JOB, "speed")],
+        {"speed1": _NORMALISED, "speed2": _NORMALISED},
+    )
     known: dict[str, list[float]] = {}
     for row in solo.itertuples(index=False):
         key = _lucid_id(row.model, row.dataset, row.batchsize, row.amp)
@@ -68,7 +82,15 @@ def load_alnair_mps(path: Path) -> PairTable:
     """
     columns = ("job", "batch", "gpu_util_pct", "solo_us_per_10steps")
     frame = _csv(
-        path, (*columns, "peer", "peer_batch", "peer_gpu_util_pct", "peer_solo_us_per_10steps", "slowdown_ratio")
+        path,
+        (*columns, "peer", "peer_batch", "peer_gpu_util_pct", "peer_solo_us_per_10steps", "slowdown_ratio"),
+        {
+            "gpu_util_pct": _PERCENT,
+            "peer_gpu_util_pct": _PERCENT,
+            "solo_us_per_10steps": _POSITIVE,
+            "peer_solo_us_per_10steps": _POSITIVE,
+            "slowdown_ratio": (0.1, 1e6),
+        },
     )
     known: dict[str, list[float]] = {}
     families: dict[str, str] = {}
@@ -88,7 +110,8 @@ def load_alnair_pairs(path: Path) -> PairTable:
     Raises:
         PairFileError: The file or a column is missing.
     """
-    frame = _csv(path, ("task1", "task2", "solo1_s", "solo2_s", "packed1_s", "packed2_s"))
+    seconds = ("solo1_s", "solo2_s", "packed1_s", "packed2_s")
+    frame = _csv(path, ("task1", "task2", *seconds), dict.fromkeys(seconds, _POSITIVE))
     rows: list[tuple[str, str, float]] = []
     for row in frame.itertuples(index=False):
         rows.append((str(row.task1), str(row.task2), float(row.solo1_s) / float(row.packed1_s)))
@@ -166,7 +189,8 @@ def _table(
     )
 
 
-def _csv(path: Path, columns: Sequence[str]) -> Any:
+def _csv(path: Path, columns: Sequence[str], limits: Mapping[str, tuple[float, float]]) -> Any:
+    """Read the columns of a table; ``limits`` are those of the numbers among them."""
     try:
         frame = pd.read_csv(path)
     except (OSError, ValueError) as error:
@@ -174,9 +198,21 @@ def _csv(path: Path, columns: Sequence[str]) -> Any:
     missing = [name for name in columns if name not in frame.columns]
     if missing:
         raise PairFileError(f"{path}: column {missing[0]!r} is missing; expected {', '.join(columns)}")
-    bad = np.flatnonzero(frame[list(columns)].isna().any(axis=1).to_numpy())
-    if len(bad):
-        raise PairFileError(f"{path}: line {int(bad[0]) + 2} has an empty field")
+    if frame.empty:
+        raise PairFileError(f"{path}: it has no rows")
+    for name in columns:
+        values = frame[name]
+        bad = np.flatnonzero(values.isna().to_numpy())
+        if len(bad):
+            raise PairFileError(f"{path}: line {int(bad[0]) + 2}: column {name!r} is empty")
+        if name in limits:
+            least, most = limits[name]
+            bad = np.flatnonzero(~pd.to_numeric(values, errors="coerce").between(least, most).to_numpy())
+            if len(bad):
+                raise PairFileError(
+                    f"{path}: line {int(bad[0]) + 2}: column {name!r}: {values.iloc[bad[0]]!s:.40} is not accepted; "
+                    f"give a number from {least:g} to {most:g}"
+                )
     return frame
 
 

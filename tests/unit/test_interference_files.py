@@ -143,7 +143,7 @@ class TestLoaders:
         ("text", "message"),
         [
             ("job,batch\n1,2\n", "column 'gpu_util_pct' is missing"),
-            (MPS.replace(",80,", ",,"), "line 2 has an empty field"),
+            (MPS.replace(",80,", ",,"), "line 2: column 'peer_gpu_util_pct' is empty"),
         ],
     )
     def test_bad_tables_are_named(self, tmp_path: Path, text: str, message: str) -> None:
