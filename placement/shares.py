@@ -68,14 +68,15 @@ def memory_need(request: Request, gpu: GpuView, margin: float) -> int:
     """Return the bytes to reserve for the request on this GPU.
 
     The hint counts as it is. A measured peak gets the margin on top, but never more than the GPU has, since a job that
-    was seen to fit must not become unplaceable by its own margin. With neither, the job gets the whole GPU.
+    was seen to fit must not become unplaceable by its own margin. What a cold-start class expects counts the same, but
+    never makes a job unplaceable: it is a guess. With neither, the job gets the whole GPU.
     """
     if request.memory_bytes is not None:
         return request.memory_bytes
     peak = request.profile.memory_bytes
     if peak is None:
         return gpu.memory_bytes
-    if peak > gpu.memory_bytes:
+    if peak > gpu.memory_bytes and request.profile.source != "class":
         return peak
     return min(gpu.memory_bytes, math.ceil(peak * (1.0 + margin)))
 

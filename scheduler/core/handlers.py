@@ -250,7 +250,7 @@ def _measured(turn: Turn, measurement: JobMeasurement) -> None:
     if not plausible(measurement):
         state.ignore("absurd measurement")
         return
-    profile = _within_the_device(measurement.profile)
+    profile = state.identified(job.spec, _within_the_device(measurement.profile))
     usage = Usage(signature, _signal(measurement), turn.now)
     state.usage.setdefault(measurement.job_id, {})[gpu_id] = usage
     turn.measured[gpu_id] = None

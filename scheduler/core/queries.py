@@ -14,7 +14,7 @@ from cotenant.scheduler.core.cycle import Plan, propose
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.model import Colocation, Gpu, Job, JobSpec, JobState
 from cotenant.scheduler.core.priority import ordered
-from cotenant.scheduler.core.state import State
+from cotenant.scheduler.core.state import State, described
 from cotenant.scheduler.views import (
     ColocationView,
     Explanation,
@@ -129,6 +129,8 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
         summary, details = _why_it_waits(state, job, now)
     elif job.lease is not None:
         details = [*_where_it_is(state, job), *([f"control: {controls}"] if controls else [])]
+    if not job.state.terminal:
+        details.extend(_where_numbers_come_from(state, job))
     details.extend(f"{_ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
     helps = would_help(job.fit_errors or state.refused.get(job_id, ()))
     return Explanation(job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps)
@@ -163,6 +165,19 @@ def _where_it_is(state: State, job: Job) -> list[str]:
     if job.predicted is not None:
         details.append(f"predicted slowdown {1.0 / job.predicted:.2f}")
     return details
+
+
+def _where_numbers_come_from(state: State, job: Job) -> list[str]:
+    """Say what a job that was never measured is planned with, when that is a cold-start class."""
+    profile, classes = state.profile_of(job), state.models.cold_start
+    if profile.source != "class":
+        return []
+    memory = "" if profile.memory_bytes is None else f" and {memory_text(profile.memory_bytes)}"
+    planned = f"planned with utilisation {profile.util_p95:.2f}{memory}"
+    if classes is None:
+        return [f"never measured: {planned}, from cold-start classes that are no longer in use"]
+    found = classes.describe(described(job.spec.hints))
+    return [f"never measured: {planned}, from cold-start class {found.class_id}, level {found.level}: {found.reason}"]
 
 
 # -- what would happen ----------------------------------------------------------------------------------------------

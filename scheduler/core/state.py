@@ -16,20 +16,22 @@ from operator import itemgetter
 from pydantic import ConfigDict, TypeAdapter
 
 from cotenant.configs.settings import Settings
+from cotenant.forecasting.characterisation.coldstart import Descriptors
+from cotenant.forecasting.coldstart_profile import profile_from
 from cotenant.forecasting.interference.evidence import EvidenceBook
 from cotenant.forecasting.interference.observations import Observation
-from cotenant.forecasting.profiles import from_hints
 from cotenant.forecasting.types import DemandProfile, Signature
 from cotenant.placement.resize import ResizeMemory, UsageSignal
 from cotenant.placement.statement import resident_of
 from cotenant.placement.types import FitError, GpuView, Request, Share
-from cotenant.scheduler.core.model import PRIORITY_WEIGHTS, Gpu, Host, Job, JobSpec, JobState
+from cotenant.scheduler.core.model import PRIORITY_WEIGHTS, Gpu, Hints, Host, Job, JobSpec, JobState
 from cotenant.scheduler.core.models import Models
 from cotenant.scheduler.core.sanity import sound
 
 SCHEMA_VERSION = 1
 KEPT_ENDED_JOBS = 10_000
 KEPT_FINGERPRINTS = 10_000
+REMEMBERED_EXPECTATIONS = 10_000
 
 
 class InvariantViolation(Exception):
@@ -142,6 +144,8 @@ class State:
     on_gpu: dict[str, set[str]] = field(default_factory=dict)
     _ended: list[tuple[float, int, str]] = field(default_factory=list)
     _views: dict[str, GpuView] = field(default_factory=dict)
+    _gpu_type: str | None = None  # of all GPUs; None = there are several, or none
+    _expectations: dict[tuple[object, ...], DemandProfile] = field(default_factory=dict)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -159,12 +163,39 @@ class State:
         return [job for job in jobs if host_id in job.hosts and host_id not in job.exited_hosts]
 
     def profile_of(self, job: Job) -> DemandProfile:
-        """Return the best that is known of the job: its own measurements, its fingerprint's, its hints."""
-        return self.known_profile(job) or from_hints(job.spec.hints.compute, job.spec.hints.gpu_memory)
+        """Return the best that is known of the job.
 
-    def known_profile(self, job: Job) -> DemandProfile | None:
-        """Return what was measured of the job or, before it ran, of its fingerprint; None when nothing was."""
-        return job.profile or self.profiles.get(job.spec.fingerprint)
+        While it has a GPU: what it was placed with or, since then, measured at. Before: its own measurements, those of
+        its fingerprint, its hints, completed by its cold-start class.
+        """
+        own = job.profile
+        if own is not None and job.lease is not None:
+            return own
+        measured = own if own is not None and own.source == "history" else self.profiles.get(job.spec.fingerprint)
+        expected = measured or self._expected(job.spec.hints)
+        if expected.source == "unknown" and own is not None and own.source == "unknown":
+            expected = own  # at least its memory may have been measured
+        return self.identified(job.spec, expected)
+
+    def identified(self, spec: JobSpec, profile: DemandProfile) -> DemandProfile:
+        """Return the profile with what measured pairs of the job are found by: its fingerprint and its family."""
+        hinted = spec.hints.model_family or (self._expected(spec.hints).family if spec.hints.model else "")
+        family = hinted or profile.family
+        if profile.fingerprint == spec.fingerprint and profile.family == family:
+            return profile
+        return replace(profile, fingerprint=spec.fingerprint, family=family)
+
+    def _expected(self, hints: Hints) -> DemandProfile:
+        """Return what is to be expected of a job with these hints; remembered, since every cycle asks for all jobs."""
+        job = described(hints)
+        question = (self.models, self._gpu_type, job, hints.compute, hints.gpu_memory)
+        found = self._expectations.get(question)
+        if found is None:
+            if len(self._expectations) >= REMEMBERED_EXPECTATIONS:
+                self._expectations.clear()
+            found = profile_from(job, hints.compute, hints.gpu_memory, self.models.cold_start, self._gpu_type)
+            self._expectations[question] = found
+        return found
 
     def request_of(self, job: Job) -> Request:
         """Return what the job asks of placement."""
@@ -227,7 +258,7 @@ class State:
                 self._drop_gpu(gpu.gpu_id)
         for gpu in host.gpus:
             self.gpus[gpu.gpu_id] = replace(sound(gpu), host_id=host.host_id)
-        self._views.clear()
+        self._look_at_gpus()
 
     def set_unreachable(self, host_id: str) -> None:
         """Note that a known host does not answer."""
@@ -241,7 +272,7 @@ class State:
         for gpu in list(self.gpus.values()):
             if gpu.host_id == host_id:
                 self._drop_gpu(gpu.gpu_id)
-        self._views.clear()
+        self._look_at_gpus()
 
     def learn(self, fingerprint: str, profile: DemandProfile) -> None:
         """Keep what a run of this fingerprint showed, unless a longer observation is known."""
@@ -315,6 +346,7 @@ class State:
         )
         for job in record.jobs:
             state.put(job)
+        state._look_at_gpus()
         return state
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -370,6 +402,12 @@ class State:
             note=note if gpu.healthy else "the GPU is lost or not healthy",
         )
 
+    def _look_at_gpus(self) -> None:
+        """Bring in line what follows from the GPUs there are."""
+        self._views.clear()
+        types = {gpu.gpu_type for gpu in self.gpus.values()}
+        self._gpu_type = types.pop() if len(types) == 1 else None
+
     def _host_of(self, gpu_id: str) -> str | None:
         gpu = self.gpus.get(gpu_id)
         return gpu.host_id if gpu else None
@@ -382,6 +420,11 @@ class State:
         while len(self._ended) > KEPT_ENDED_JOBS:
             _, _, job_id = heapq.heappop(self._ended)
             del self.jobs[job_id]
+
+
+def described(hints: Hints) -> Descriptors:
+    """Return what the hints say of the program, as cold-start classes take it."""
+    return Descriptors(hints.model_family, hints.model, batch=hints.batch_size, parameters=hints.parameters)
 
 
 def request_of(spec: JobSpec, profile: DemandProfile, corrected: int | None, settings: Settings) -> Request:

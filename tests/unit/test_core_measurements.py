@@ -73,8 +73,8 @@ class TestMeasurements:
         long, short = profile(util=0.5, seconds=90.0), profile(util=0.1, seconds=5.0)
         driver.do(report("h1", measurement("a", "h1-0", long)))
         driver.do(report("h1", measurement("a", "h1-0", short)))
-        assert driver.core.state.profiles == {"fp-a": long}
-        assert driver.job("a").profile == short
+        assert driver.core.state.profiles == {"fp-a": replace(long, fingerprint="fp-a")}
+        assert driver.job("a").profile == replace(short, fingerprint="fp-a")
         assert driver.core.state.reported_at == {"h1": driver.now}
 
     def test_a_job_of_a_known_fingerprint_starts_with_its_profile(self) -> None:
@@ -83,7 +83,7 @@ class TestMeasurements:
         driver.do(report("h1", measurement("a", "h1-0", profile(util=0.3))))
         again = replace(spec("a2"), fingerprint="fp-a")
         driver.submit(again)
-        assert driver.job("a2").profile == profile(util=0.3)
+        assert driver.job("a2").profile == replace(profile(util=0.3), fingerprint="fp-a")
         assert driver.job("a2").lease.shares[0].memory_bytes < 8 * GIB  # type: ignore[union-attr]
 
     def test_shares_follow_use(self) -> None:
