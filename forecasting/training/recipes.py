@@ -120,12 +120,12 @@ def train_interference(
         "interference",
         origin,
         sources,
-        whole.metrics,
-        whole.baselines,
-        f"leave one {held} out ({len(folds)} of them), each ordered pair that touches it predicted; errors of the "
-        "normalised throughput",
-        None,
-        {"mode": mode, "held_out": held, **asdict(options)},
+        metrics=whole.metrics,
+        baselines=whole.baselines,
+        protocol=f"leave one {held} out ({len(folds)} of them), each ordered pair that touches it predicted; errors of "
+        "the normalised throughput",
+        seed=None,
+        options={"mode": mode, "held_out": held, **asdict(options)},
     )
     return Trained(card, lambda folder: save_models(folder / INTERFERENCE_FILE, models), folds)
 
@@ -156,7 +156,7 @@ def pooled(data: Sequence[PairData]) -> tuple[list[Observation], Mode]:
     pairs = len(scored_pairs([each for each in observations if each.key is not None]))
     if pairs < LEAST_ROWS:
         raise DataError(
-            f"{pairs} ordered pairs of jobs are too few to train on; give at least {LEAST_ROWS}, of two families or more"
+            f"{pairs} ordered pairs of jobs are too few to train on; give at least {LEAST_ROWS}, of several families"
         )
     return observations, modes[0]
 
@@ -243,13 +243,13 @@ def train_demand_experts(
         "demand",
         origin,
         [each.source for each in data],
-        metrics,
-        baselines,
-        f"sources dealt into at most {MOST_FOLDS} parts, each forecast by what was trained on the others",
-        options.seed,
-        {
+        metrics=metrics,
+        baselines=baselines,
+        protocol=f"sources dealt into at most {MOST_FOLDS} parts, each forecast by what was trained on the others",
+        seed=options.seed,
+        options={
             "experts": [f"{quantity}-{kind}" for quantity, kind in artefacts],
-            "tick_s": sorted({each.tick_s for each in data}),
+            "tick_s": data[0].tick_s,
             "groups": sorted({each.source for found in series.values() for each in found}),
             **asdict(options),
         },
@@ -327,6 +327,7 @@ def _card(
     kind: Kind,
     origin: Origin,
     data: Sequence[DataSource],
+    *,
     metrics: Mapping[str, float],
     baselines: Mapping[str, float],
     protocol: str,
