@@ -10,12 +10,12 @@ from pathlib import Path
 
 import ray
 
+from cotenant.actors.demand import ServingForecaster
 from cotenant.actors.history import open_history, store_folder
 from cotenant.actors.learning import Evidence, Training
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.models import ModelShelf
 from cotenant.configs.settings import Settings
-from cotenant.forecasting.demand import EwQuantileForecaster, MixtureForecaster
 from cotenant.forecasting.profiles import ProfileBook
 from cotenant.forecasting.signatures import accepted, brief
 from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
@@ -46,7 +46,8 @@ class Prm:
         self._path = folder / "profiles.json"
         self._book = self._load()
         self._shelf = ModelShelf(settings.prediction, folder)
-        self._forecaster = MixtureForecaster() if settings.prediction.demand == "mixture" else EwQuantileForecaster()
+        self._forecaster = ServingForecaster(settings.prediction, self._shelf)
+        self._learns_pairs = settings.prediction.interference == "learned"
         self._evidence = Evidence(folder / "evidence.jsonl", _log)
         store = store_folder(settings.signatures, folder) if settings.signatures.enabled else None
         self._training = Training(settings.prediction, self._shelf, folder, store)
@@ -66,7 +67,7 @@ class Prm:
             self._history.add_windows(batch.host_id, signatures, batch.fingerprints)
             self._training.count(len(signatures))
         self._prime(batch, signatures)
-        self._forecaster.observe_batch(signatures)
+        self._forecaster.observe_batch(signatures, batch.foreseen)
         briefs = [brief(signature) for signature in signatures]  # an hour of details would not fit into memory
         for signature in briefs:
             self._book.observe(signature, batch.fingerprints[signature.job_id])
@@ -81,6 +82,7 @@ class Prm:
         if not 0.0 <= batch.at - self._saved_at < SAVE_EVERY_S:
             self._saved_at = batch.at
             self._save()
+            self._forecaster.follow()
             self._train()
 
     def close(self) -> None:
@@ -104,9 +106,8 @@ class Prm:
 
     def _prime(self, batch: WindowBatch, signatures: Sequence[Signature]) -> None:
         """Tell the forecaster what earlier runs of a program showed, before its first window."""
-        if isinstance(self._forecaster, MixtureForecaster):
-            for job_id in {signature.job_id for signature in signatures} - self._jobs.keys():
-                self._forecaster.prime(job_id, self._book.profile(None, batch.fingerprints[job_id]))
+        for job_id in {signature.job_id for signature in signatures} - self._jobs.keys():
+            self._forecaster.prime(job_id, self._book.profile(None, batch.fingerprints[job_id]))
 
     def _profile(self, batch: WindowBatch, job_id: str) -> DemandProfile:
         fingerprint = batch.fingerprints[job_id]
@@ -128,7 +129,7 @@ class Prm:
             for signature in windows
             if signature.job_id in forecasts
         ]
-        evidence = self._evidence.due(batch.at)
+        evidence = self._evidence.due(batch.at) if self._learns_pairs else ()
         if measurements or evidence:
             scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
             if evidence:
