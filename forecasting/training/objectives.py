@@ -248,34 +248,26 @@ class DemandHoldOut:
                 "give at least 2 to hold one out"
             )
 
-    def folds(
-        self,
-        train: FitDemand,
-        *,
-        groups: Sequence[str] | None = None,
-        among: Container[str] | None = None,
-        seed: int = 0,
-    ) -> Iterator[FoldScore]:
-        """Hold out one group after the other.
-
-        Args:
-            train: Trains experts on what it is given.
-            groups: The groups to hold out; all by default.
-            among: Groups that may be trained on, besides those held out in turn; all by default.
-            seed: Of the order of the groups.
+    def folds(self, train: FitDemand, *, seed: int = 0) -> Iterator[FoldScore]:
+        """Hold out one group after the other, in an order drawn by the seed.
 
         Raises:
-            ValueError: A group is not known, or nothing is left to train on without one.
+            ValueError: Nothing is left to train on without one.
         """
-        wanted = self.groups if groups is None else list(groups)
-        unknown = [name for name in wanted if name not in self.groups]
-        if unknown:
-            raise ValueError(f"groups: {unknown[0]!r} is not accepted; known are {', '.join(self.groups)}")
-        for held in shuffled(wanted, seed):
-            yield self.score({held}, train, among)
+        for held in shuffled(self.groups, seed):
+            yield self.score({held}, train)
 
     def score(self, held: Container[str], train: FitDemand, among: Container[str] | None = None) -> FoldScore:
-        """Train without some groups and score what comes out of it on them, taken together."""
+        """Train without some groups and score what comes out of it on them, taken together.
+
+        Args:
+            held: The groups to score on.
+            train: Trains experts on what it is given.
+            among: The groups that may be trained on, as far as they are not held out; None = all.
+
+        Raises:
+            ValueError: Nothing is left to train on.
+        """
         names = [each.source for each in self._series]
         inside = {i for i, name in enumerate(names) if name in held}
         outside = {i for i, name in enumerate(names) if name not in held and (among is None or name in among)}

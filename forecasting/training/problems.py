@@ -34,6 +34,7 @@ from cotenant.forecasting.training.objectives import (
     shuffled,
     without_group,
 )
+from cotenant.forecasting.training.recipes import MOST_FOLDS, SETTINGS, Quantity
 
 Options = Mapping[str, str | int | float]
 
@@ -50,6 +51,7 @@ class Problem(Protocol):
         objective: Name of the metric that is to be small.
         inner: The groups that the study works on.
         outer: Those that it never sees.
+        steps: How many times ``folds`` trains and scores: once per inner group, or per part of them.
         identity: What makes a study another one: data, how they are parted, what is tuned. Plain JSON values.
     """
 
@@ -57,6 +59,7 @@ class Problem(Protocol):
     objective: str
     inner: tuple[str, ...]
     outer: tuple[str, ...]
+    steps: int
     identity: Mapping[str, str | int]
 
     def default(self) -> Options:
@@ -68,7 +71,7 @@ class Problem(Protocol):
         ...
 
     def folds(self, options: Options) -> Iterator[FoldScore]:
-        """Score options on each of the inner groups, always in the same order."""
+        """Score options on the inner groups, each held out once, always in the same order."""
         ...
 
     def unseen(self, options: Options) -> FoldScore:
@@ -97,6 +100,7 @@ class PairProblem:
         self._mode, self._seed = mode, seed
         members = group_names(observations, "family")
         self.inner, self.outer = parted(sorted(set(members.values())), seed, "families of jobs")
+        self.steps = len(self.inner)
         self._inside, self._outside = without_group(observations, members, set(self.outer))
         self.identity = {
             "kind": self.kind,
@@ -153,10 +157,10 @@ class SeriesProblem:
     def __init__(
         self,
         series: Sequence[ValueSeries],
-        settings: MixtureSettings,
+        quantity: Quantity,
         fingerprint: str,
         *,
-        memory: bool = False,
+        settings: MixtureSettings | None = None,
         kinds: Sequence[Kind] = KINDS,
         seed: int = 0,
     ) -> None:
@@ -164,22 +168,25 @@ class SeriesProblem:
 
         Args:
             series: Recorded series; those of one ``source`` stay together.
-            settings: Of the mixture that is trained for.
+            quantity: What they are: "util", or "memory" in bytes.
             fingerprint: Of the data.
-            memory: Whether they are memory in bytes.
+            settings: Of the mixture that is trained for; None = those that serve the quantity.
             kinds: The experts to choose from.
             seed: Decides which sources the study never sees, and everything random in training.
 
         Raises:
             ValueError: Fewer than three sources have a series long enough.
         """
-        self._settings, self._kinds, self._seed = settings, tuple(kinds), seed
-        self._data = DemandHoldOut(series, settings, memory=memory)
+        self._settings, self._kinds, self._seed = settings or SETTINGS[quantity], tuple(kinds), seed
+        self._data = DemandHoldOut(series, self._settings, memory=quantity == "memory")
         self.inner, self.outer = parted(self._data.groups, seed, "sources with series long enough")
+        order = shuffled(self.inner, seed)
+        self._parts = [frozenset(order[start::MOST_FOLDS]) for start in range(min(MOST_FOLDS, len(order)))]
+        self.steps = len(self._parts)
         self.identity = {
             "kind": self.kind,
             "data": fingerprint,
-            "quantity": "memory" if memory else "utilisation",
+            "quantity": quantity,
             "experts": "+".join(self._kinds),
             "seed": seed,
             "never seen": ", ".join(self.outer),
@@ -205,8 +212,8 @@ class SeriesProblem:
         return found
 
     def folds(self, options: Options) -> Iterator[FoldScore]:
-        """Score options on each of the inner sources."""
-        return self._data.folds(self._train(options), groups=self.inner, among=self.inner, seed=self._seed)
+        """Score options on the inner sources, dealt into at most ``MOST_FOLDS`` parts: a training each."""
+        return (self._data.score(part, self._train(options), self.inner) for part in self._parts)
 
     def unseen(self, options: Options) -> FoldScore:
         """Train on the inner sources and score on the outer ones."""

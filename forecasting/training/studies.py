@@ -258,7 +258,7 @@ def _scored(problem: Problem, trial: optuna.Trial) -> float:
         folds.append(fold)
         value = combined(folds).metrics[problem.objective]
         trial.report(value, step)
-        last = len(folds) == len(problem.inner)
+        last = len(folds) == problem.steps
         if not last and not trial.user_attrs.get(_DEFAULT) and trial.should_prune():
             raise optuna.TrialPruned
     trial.set_user_attr(_SCORE, asdict(combined(folds)))

@@ -245,18 +245,15 @@ class TestDemand:
         assert fold.metrics["MAE, 1 ahead"] > MIB
         assert fold.metrics["MAE, 1 ahead"] < 4096.0 * MIB
 
-    def test_folds_among_some_groups_never_train_on_the_others(self) -> None:
+    def test_what_may_not_be_trained_on_is_not(self) -> None:
         told: list[set[int]] = []
 
         def spy(examples: Examples) -> dict[str, DemandArtefact]:
             told.append(set(examples.origins))
             return train(examples)
 
-        data = DemandHoldOut(WAVES, SETTINGS)
-        list(data.folds(spy, groups=["a", "b"], among={"a", "b"}))
-        assert sorted(told, key=len) == [{2}, {0, 1}]
-        with pytest.raises(ValueError, match="groups: 'z' is not accepted; known are a, b, c"):
-            list(data.folds(spy, groups=["z"]))
+        fold = DemandHoldOut(WAVES, SETTINGS).score({"a"}, spy, among={"a", "b"})
+        assert (fold.group, told) == ("a", [{2}])
 
     def test_one_source_is_too_few(self) -> None:
         with pytest.raises(ValueError, match="series: 1 of their sources"):

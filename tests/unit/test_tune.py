@@ -47,6 +47,7 @@ class Toy:
     objective = "error"
     inner = ("a", "b", "c", "d")
     outer = ("e",)
+    steps = 4
 
     @property
     def identity(self) -> Mapping[str, str | int]:
@@ -334,7 +335,7 @@ class TestSeries:
         return [ValueSeries(name, "0", np.clip(wave + rng.normal(0.0, 0.02, 90), 0.0, 1.0)) for name in "abcd"]
 
     def problem(self, **more: Any) -> SeriesProblem:
-        return SeriesProblem(self.series(), self.SETTINGS, "f", **more)
+        return SeriesProblem(self.series(), "util", "f", settings=self.SETTINGS, **more)
 
     def test_the_default_is_the_default(self) -> None:
         kinds, options = demand_options(self.problem().default(), 0)
@@ -357,9 +358,22 @@ class TestSeries:
         assert found.best_unseen.group == there.problem.outer[0]
         assert found.best_unseen.baselines["EWMA, MAE / persistence"] > 0.0
 
+    def test_many_recordings_are_dealt_into_few_parts(self) -> None:
+        many = [
+            ValueSeries(f"{name}{n}", "0", each.values)
+            for n in range(3)
+            for each in self.series()
+            for name in each.source
+        ]
+        problem = SeriesProblem(many, "util", "f", settings=self.SETTINGS, kinds=("trees",))
+        assert (len(problem.inner), len(problem.outer), problem.steps) == (10, 2, 5)
+        folds = list(problem.folds({"experts": "trees", "trees": 3}))
+        assert sorted(name for fold in folds for name in fold.group.split(", ")) == list(problem.inner)
+        assert problem.unseen({"experts": "trees", "trees": 3}).group == ", ".join(problem.outer)
+
     def test_two_recordings_are_too_few(self) -> None:
         with pytest.raises(ValueError, match="data: 2 sources with series long enough"):
-            SeriesProblem(self.series()[:2], self.SETTINGS, "f")
+            SeriesProblem(self.series()[:2], "util", "f", settings=self.SETTINGS)
 
 
 def test_one_fingerprint_for_several_data() -> None:
