@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 from cotenant.forecasting.datasets.interference_models import save_models
 from cotenant.forecasting.datasets.model_card import Card, DataSource, Kind
@@ -40,6 +41,7 @@ from cotenant.forecasting.training.objectives import (
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many
 Quantity = str  # "util" or "memory"
+GROUPS: tuple[Groups, ...] = get_args(Groups)
 
 MEMORY_EXPERTS: tuple[ExpertKind, ...] = ("trees",)  # memory moves in steps, which nets smooth away
 MOST_FOLDS = 5  # of demand: a training each
@@ -350,6 +352,7 @@ def _card(
 
 
 __all__ = [
+    "GROUPS",
     "MOST_FOLDS",
     "SETTINGS",
     "Origin",

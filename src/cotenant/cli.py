@@ -22,7 +22,10 @@ from typer.core import TyperGroup
 
 from cotenant import __version__, _attach, _preflight, _render
 from cotenant._characterise import characterise
+from cotenant._evaluate import evaluate
 from cotenant._hint_options import with_hint_options
+from cotenant._models import models
+from cotenant._train import train
 from cotenant.scheduler.errors import CotenantError, NotPlaceable
 from cotenant.scheduler.hints import check_job_id, metadata_hints, parse_hints
 from cotenant.scheduler.specs import check_command, check_name, check_reason
@@ -401,6 +404,9 @@ def version() -> None:
 
 
 app.command()(characterise)
+app.add_typer(train, name="train")
+app.add_typer(evaluate, name="evaluate")
+app.add_typer(models, name="models")
 
 
 # -- shared steps -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,177 @@
+"""The commands ``cotenant evaluate …``: how good a recipe is on groups it has not seen, and how good a model is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from cotenant import _render
+from cotenant._models import RegistryFolder, full_version, note_licence, open_registry, told
+from cotenant._train import (
+    GpuType,
+    Licence,
+    PairDataArgument,
+    PairForm,
+    Seed,
+    SeriesDataArgument,
+    SeriesForm,
+    SharingMode,
+    chosen,
+    progress_bars,
+    read_pairs,
+    read_series,
+)
+from cotenant.scheduler.errors import CotenantError
+
+if TYPE_CHECKING:
+    from cotenant.forecasting.datasets.model_card import DataSource
+    from cotenant.forecasting.training.objectives import FoldScore
+
+evaluate = typer.Typer(
+    no_args_is_help=True, help="Judge a way of training on groups that it has not seen, and a trained model."
+)
+
+Version = Annotated[str | None, typer.Option("--version", help="Also score this version as it is ('shipped' too).")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")]
+_MEASURE = "none stated: measure only"  # nothing is kept of the data, so no licence need be known
+
+
+@evaluate.command("interference")
+def evaluate_interference(
+    *,
+    data: PairDataArgument,
+    version: Version = None,
+    groups: Annotated[str, typer.Option("--groups", help="What is held out: family or job.")] = "family",
+    form: PairForm = None,
+    mode: SharingMode = None,
+    gpu_type: GpuType = None,
+    licence: Licence = None,
+    registry: RegistryFolder = None,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Judge the fit of interference by holding out families or jobs, beside simpler predictors."""
+    with told():
+        from cotenant.forecasting.datasets.registry import load_interference  # noqa: PLC0415 - imports numpy
+        from cotenant.forecasting.training import judging, recipes  # noqa: PLC0415 - imports scikit-learn and torch
+
+        read = read_pairs(data, form, mode, licence or _MEASURE, gpu_type)
+        observations, shared = recipes.pooled(read)
+        opened = open_registry(registry)
+        frozen, card = None, None
+        if version is not None:
+            name = full_version(opened, "interference", version)
+            models, card = load_interference(opened, name), opened.card("interference", name)
+            frozen = judging.frozen_interference(name, models, observations)
+        with progress_bars() as progress:
+            folds, held = recipes.judged_interference(
+                observations, recipes.recipe(shared), chosen("groups", groups, recipes.GROUPS), seed, progress
+            )
+    warnings = [] if card is None else judging.known_data(card, [each.source for each in read])
+    _report("interference", {f"held-out {held}": (folds, frozen)}, [each.source for each in read], warnings, json_file)
+    if card is not None:
+        note_licence(card)
+
+
+@evaluate.command("demand")
+def evaluate_demand(
+    *,
+    data: SeriesDataArgument,
+    version: Version = None,
+    experts: Annotated[str, typer.Option("--experts", help="Which, separated by commas.")] = "gru,tcn,trees",
+    updates: Annotated[int, typer.Option("--updates", min=1, help="Updates of the nets' weights.")] = 400,
+    form: SeriesForm = None,
+    licence: Licence = None,
+    registry: RegistryFolder = None,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Judge the training of demand experts by holding out sources, beside simpler forecasters."""
+    with told():
+        from cotenant.forecasting.datasets.registry import load_demand  # noqa: PLC0415 - imports numpy
+        from cotenant.forecasting.training import judging, recipes  # noqa: PLC0415 - imports scikit-learn and torch
+        from cotenant.forecasting.training.demand_artefact import KINDS  # noqa: PLC0415
+        from cotenant.forecasting.training.demand_fit import TrainingOptions  # noqa: PLC0415
+
+        kinds = tuple(dict.fromkeys(chosen("experts", word.strip(), KINDS) for word in experts.split(",")))
+        read = read_series(data, form, licence or _MEASURE)
+        options = TrainingOptions(seed=seed, updates=updates)
+        opened = open_registry(registry)
+        loaded, card = None, None
+        if version is not None:
+            name = full_version(opened, "demand", version)
+            loaded, card = load_demand(opened, name), opened.card("demand", name)
+        found: dict[str, tuple[Sequence[FoldScore], FoldScore | None]] = {}
+        with progress_bars() as progress:
+            for quantity, series in recipes.by_quantity(read).items():
+                mine = recipes.expert_kinds(kinds)[quantity]
+                if not series or not mine:
+                    continue
+                hold = recipes.held_out(quantity, series)
+                frozen = None if loaded is None else judging.frozen_demand(str(version), quantity, loaded, hold)
+                found[quantity] = (recipes.judged_demand(quantity, hold, mine, options, progress), frozen)
+    warnings = [] if card is None else judging.known_data(card, [each.source for each in read])
+    _report("demand", found, [each.source for each in read], warnings, json_file)
+    if card is not None:
+        note_licence(card)
+
+
+def _report(
+    kind: str,
+    found: Mapping[str, tuple[Sequence[FoldScore], FoldScore | None]],
+    sources: Sequence[DataSource],
+    warnings: Sequence[str],
+    json_file: Path | None,
+) -> None:
+    from cotenant.forecasting.training.objectives import combined  # noqa: PLC0415
+
+    record: dict[str, Any] = {"kind": kind, "data": [asdict(each) for each in sources], "warnings": list(warnings)}
+    for title, (folds, frozen) in found.items():
+        whole = combined(folds)
+        _render.out().print(_table(kind, title, [*folds, whole], frozen))
+        record[title] = {
+            "folds": [_plain(fold) for fold in folds],
+            "all": _plain(whole),
+            "version": None if frozen is None else _plain(frozen),
+        }
+    for text in warnings:
+        _render.note(f"warning: {text}")
+    if json_file is not None:
+        try:
+            json_file.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise CotenantError(f"json: {json_file} cannot be written: {error.strerror}") from error
+
+
+def _table(kind: str, title: str, rows: Sequence[FoldScore], frozen: FoldScore | None) -> Table:
+    metrics = [name for name in rows[0].metrics if kind == "interference" or _of_demand(name)]
+    baselines = list(rows[0].baselines) if kind == "interference" else [n for n in rows[0].baselines if "/" in n]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(title, overflow="fold", max_width=48)
+    for name in ("rows", *metrics, *baselines):
+        table.add_column(name, justify="right", overflow="fold")
+    for row in (*rows, *([] if frozen is None else [frozen])):
+        style = "bold" if row is rows[-1] else ("cyan" if row is frozen else "")
+        values = [row.metrics.get(name) for name in metrics] + [row.baselines.get(name) for name in baselines]
+        cells = ["-" if value is None else f"{value:.4f}" for value in values]
+        table.add_row(_render.plain(row.group), str(row.rows), *cells, style=style)
+    return table
+
+
+def _of_demand(name: str) -> bool:
+    return "/" in name or "coverage" in name
+
+
+def _plain(score: FoldScore) -> dict[str, Any]:
+    return {
+        "group": score.group,
+        "rows": score.rows,
+        "metrics": dict(score.metrics),
+        "baselines": dict(score.baselines),
+    }
