@@ -34,6 +34,7 @@ VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A versi
 _FIGURES = {
     "interference": ("MAE", ("utilisation rule", "half of the excess", "constant mean")),
     "demand": ("util: MAE / persistence", ("util: untrained mixture, MAE / persistence",)),
+    "coldstart": ("MAE", ("mean of the other families' runs",)),
 }
 
 

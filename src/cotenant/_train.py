@@ -12,7 +12,7 @@ import typer
 
 from cotenant import __version__, _render
 from cotenant._models import RegistryFolder, card_json, main_figure, note_licence, open_registry, told
-from cotenant.scheduler.errors import NotAccepted
+from cotenant.scheduler.errors import CotenantError, NotAccepted
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -49,6 +49,9 @@ Licence = Annotated[
 Activate = Annotated[bool, typer.Option("--activate", help="Let the new version serve at once.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the card as plain JSON.")]
+Ship = Annotated[
+    bool, typer.Option("--ship", help="For developers: it becomes the one that comes with this source tree.")
+]
 
 
 @train.command("interference")
@@ -62,6 +65,7 @@ def train_interference(
     groups: Annotated[str, typer.Option("--groups", help="Held out to judge it: family or job.")] = "family",
     registry: RegistryFolder = None,
     activate: Activate = False,
+    ship: Ship = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -72,8 +76,11 @@ def train_interference(
 
         held = chosen("groups", groups, recipes.GROUPS)
         with progress_bars() as progress:
-            trained = recipes.train_interference(read, _origin(), groups=held, seed=seed, progress=progress)
-    _keep(trained, registry, activate, as_json)
+            trained = recipes.train_interference(read, origin(), groups=held, seed=seed, progress=progress)
+        if ship:
+            ship_it(trained)
+            return
+    keep(trained, registry, activate, as_json)
 
 
 @train.command("demand")
@@ -99,13 +106,13 @@ def train_demand(
         read = read_series(data, form, licence)
         options = TrainingOptions(seed=seed, updates=updates)
         with progress_bars() as progress:
-            trained = recipes.train_demand_experts(read, _origin(), experts=kinds, options=options, progress=progress)
+            trained = recipes.train_demand_experts(read, origin(), experts=kinds, options=options, progress=progress)
         for each in read:
             if each.tick_s != 1.0:
                 _render.note(
                     f"{each.source.source}: its values are {each.tick_s:g} s apart; experts serve windows of 1 s"
                 )
-    _keep(trained, registry, activate, as_json)
+    keep(trained, registry, activate, as_json)
 
 
 def read_pairs(
@@ -160,13 +167,30 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _origin() -> Origin:
+def origin() -> Origin:
     from cotenant.forecasting.training.recipes import Origin  # noqa: PLC0415
 
     return Origin(now(), __version__)
 
 
-def _keep(trained: Trained, folder: Path | None, activate: bool, as_json: bool) -> None:
+def ship_it(trained: Trained) -> None:
+    """Make the model the one that comes with this source tree.
+
+    Raises:
+        CotenantError: Its data may not be passed on.
+    """
+    from cotenant.forecasting.datasets import registry as shelf  # noqa: PLC0415 - imports numpy
+
+    kind = trained.card.kind
+    if trained.card.restricted:
+        raise CotenantError(
+            f"{kind}: fitted to data whose licence forbids to pass it on; it cannot come with the package"
+        )
+    shelf.write_shipped(shelf.SHIPPED_MODELS / kind, trained.card, trained.write)
+    _render.note(f"written: {shelf.SHIPPED_MODELS / kind}")
+
+
+def keep(trained: Trained, folder: Path | None, activate: bool, as_json: bool) -> None:
     """Put the model into the registry and say so."""
     registry, kind = open_registry(folder), trained.card.kind
     with told():

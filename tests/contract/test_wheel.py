@@ -21,9 +21,13 @@ import cotenant.actors
 from cotenant.configs.loader import load
 from cotenant.actors import shim
 from cotenant.forecasting.datasets.colocation import load_colocation, shipped
+from cotenant.forecasting.datasets.registry import Registry, load_coldstart, load_interference
 here = Path(cotenant.__file__).parent
 load(None, {})
 assert all(len(load_colocation(name).pairs) > 0 for name in shipped()) and shipped()
+models = Registry(Path("models"))
+assert load_interference(models, models.active("interference")).models
+assert load_coldstart(models, models.active("coldstart")).families
 print(here)
 """
 
