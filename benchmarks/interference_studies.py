@@ -42,11 +42,11 @@ def together(parts: list[Seen]) -> Seen:
 
 
 def lacking(features: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Which features to do without: each of those beside the utilisation, all of these, and the utilisation."""
+    """Which features to do without: each of those beside the utilisation, and all of these."""
     if UTIL not in features:
         return []
     beside = tuple(name for name in features if name != UTIL)
-    return [*dict.fromkeys([*((name,) for name in beside), beside, (UTIL,)])]
+    return [*dict.fromkeys([*((name,) for name in beside), beside])]
 
 
 def first_pairs(

@@ -14,6 +14,7 @@ SLOPE_DAMPING = 0.25  # errors grow with the slowdown predicted, but unseen fami
 PAIR, JOB_FOCAL, JOB_OTHER, FAMILY_FOCAL, FAMILY_OTHER = range(5)
 SITUATIONS: tuple[str, ...] = ("pair", "job focal", "job other", "family focal", "family other")
 BOTH_NEW = 1.2  # both jobs of unseen families: wider than one of them alone; an assumption
+_STEEPEST = 0.09  # above · slope; the upper end must not rise while the prediction falls, however often it is widened
 _LEAST_SPREAD = 0.004  # of a measured throughput
 _ENOUGH = 10  # residuals, below which a situation borrows the next harder one's band
 _MOST_BATCHES = 20  # of groups left out of a calibration in turn
@@ -40,7 +41,7 @@ class Band:
         return mid - self.below * spread, mid + self.above * spread
 
 
-UNCALIBRATED = Band(0.1, 0.8, 1.0, 1.0)
+UNCALIBRATED = Band(0.3, 0.05, 1.0, 1.0)
 
 
 def calibrate(mid: Floats, measured: Floats, groups: Ints) -> Band:
@@ -56,10 +57,8 @@ def calibrate(mid: Floats, measured: Floats, groups: Ints) -> Band:
     band = _fit(mid, measured, groups)
     factor = _widening(mid, measured, groups)
     base, slope, below, above = band.base, band.slope, factor * band.below, factor * band.above
-    steepest = max(above * slope, 1e-12)
-    if steepest > 1.0:  # keep the upper end from rising while the prediction falls
-        slope, base = slope / steepest, base + (slope - slope / steepest) * float(np.mean(1.0 - mid))
-    return Band(float(base), float(slope), float(below), float(above))
+    flat = min(slope, _STEEPEST / max(above, 1e-12))
+    return Band(base + (slope - flat) * float(np.mean(1.0 - mid)), flat, below, above)
 
 
 def fill(bands: Mapping[int, Band]) -> tuple[Band, ...]:

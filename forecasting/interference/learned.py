@@ -17,6 +17,7 @@ from cotenant.forecasting.interference.observations import (
     features,
     jobs_of,
     merged,
+    most_informative,
     pairs_of,
     set_key,
 )
@@ -25,6 +26,7 @@ from cotenant.forecasting.interference.table import BANDWIDTH, UTIL
 from cotenant.forecasting.types import DemandProfile, ThroughputPrediction
 
 OTHER_TYPE_WIDENS = 1.5  # the interval, on a GPU type without measurements; an assumption
+MOST_EVIDENCE = 400  # measured pairs that the model of a type learns from: a solve costs their number cubed
 ENOUGH_OF_A_TYPE = 12  # measured pairs, after which a type counts as measured
 LEAST_HALF_WIDTH = 0.01  # of the interval around a measured throughput
 REMEMBERED = 4096  # answers
@@ -75,7 +77,11 @@ class LearnedInterference:
         }
 
     def with_evidence(self, observations: Sequence[Observation]) -> LearnedInterference:
-        """The predictor after further measurements; a solve of all pairs, milliseconds for hundreds of them."""
+        """The predictor after further measurements: one solve, tens of milliseconds for hundreds of pairs.
+
+        Of more than ``MOST_EVIDENCE`` pairs of a GPU type the most informative teach the model; the others still
+        replace the prediction of the very set they were measured in.
+        """
         return LearnedInterference(self.models, self.pooled, (*self.evidence, *observations))
 
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
@@ -162,7 +168,7 @@ class LearnedInterference:
             return None
         rows = pairs_of([each for each in self.evidence if each.gpu_type == gpu_type], model.table.names)
         self._counts[gpu_type] = len(rows)
-        return model.with_evidence(rows) if len(rows) else model
+        return model.with_evidence(most_informative(rows, MOST_EVIDENCE)) if len(rows) else model
 
     def _by_rule(self, members: Sequence[DemandProfile], gpu_type: str) -> list[ThroughputPrediction]:
         usable = [each if math.isfinite(features(each)[UTIL]) else replace(each, source="unknown") for each in members]

@@ -38,6 +38,8 @@ from cotenant.forecasting.interference.table import DEMANDS, UTIL, Floats, Ints,
 LEAST = 0.01  # a throughput of 0 would mean an infinite slowdown
 GRID: Mapping[str, Floats] = {"util": np.linspace(0.0, 1.0, 11), "membw_util": np.linspace(0.0, 1.0, 6)}
 MISSING_WIDENS = 1.25  # the interval, per feature of either job that had to be guessed
+PAIRS_HALVE = 1.0  # measured partners, after which a job's newness counts half
+NEW_JOB, NEW_FAMILY = 1, 2
 PARTS = ("physics", "own", "neighbour")
 _CHUNK = 1024  # rows at once: bounds the memory
 
@@ -262,31 +264,50 @@ class PairModel:
         )
 
     def _ends(self, jobs: Jobs, guessed: Floats, focal: Ints, other: Ints, mid: Floats) -> tuple[Floats, Floats]:
-        novelty = self.novelty(jobs)
-        situation = situations(novelty[focal], novelty[other])
+        """Low and high ends: between those for new jobs and those for known ones, by how many pairs are known."""
+        novelty, strange = self.novelty(jobs)
+        below, above = np.zeros_like(mid), np.zeros_like(mid)
+        for focal_new in (False, True):
+            for other_new in (False, True):
+                share = np.where(focal_new, strange[focal], 1.0 - strange[focal])
+                share = share * np.where(other_new, strange[other], 1.0 - strange[other])
+                low, high = self._band_ends(novelty[focal] * focal_new, novelty[other] * other_new, mid)
+                below += share * (mid - low) ** 2
+                above += share * (high - mid) ** 2
         widen = MISSING_WIDENS ** (guessed[focal] + guessed[other])
-        widen = widen * np.where((novelty[focal] == 2) & (novelty[other] == 2), BOTH_NEW, 1.0)
+        low, high = mid - widen * np.sqrt(below), mid + widen * np.sqrt(above)
+        return np.clip(low, LEAST, mid), np.clip(high, mid, 1.0)
+
+    def _band_ends(self, focal: Ints, other: Ints, mid: Floats) -> tuple[Floats, Floats]:
+        situation = situations(focal, other)
         low, high = np.empty_like(mid), np.empty_like(mid)
         for kind, band in enumerate(self.bands):
             rows = situation == kind
             low[rows], high[rows] = band.ends(mid[rows])
-        low, high = mid - widen * (mid - low), mid + widen * (high - mid)
-        return np.clip(low, LEAST, mid), np.clip(high, mid, 1.0)
+        widen = np.where((focal == NEW_FAMILY) & (other == NEW_FAMILY), BOTH_NEW, 1.0)
+        return mid - widen * (mid - low), mid + widen * (high - mid)
 
-    def novelty(self, jobs: Jobs) -> Ints:
-        """Per job: 0 = measured beside others before, 1 = its family was, 2 = neither."""
-        ids, families = self._lookup.measured, self._lookup.measured_families
-        return np.array(
-            [
-                0 if name in ids else 1 if family in families else 2
-                for name, family in zip(jobs.ids, jobs.families, strict=True)
-            ],
-            dtype=np.intp,
-        )
+    def novelty(self, jobs: Jobs) -> tuple[Ints, Floats]:
+        """How new jobs are.
+
+        Returns:
+            Per job what it is without its own pairs: ``NEW_JOB`` of a family measured in other jobs, or ``NEW_FAMILY``;
+            and how much that still counts, from 1 for a job without measured pairs to 0 for one with as many partners
+            as any.
+        """
+        partners, relatives = self._lookup.partners, self._lookup.relatives
+        kind, strange = np.empty(len(jobs), dtype=np.intp), np.empty(len(jobs))
+        most = max(partners.values(), default=0)
+        for row, (name, family) in enumerate(zip(jobs.ids, jobs.families, strict=True)):
+            count = partners.get(name, 0)
+            others = relatives.get(family, 0) - (count > 0)
+            kind[row] = NEW_JOB if others > 0 else NEW_FAMILY
+            strange[row] = PAIRS_HALVE * (most - count) / (most * (PAIRS_HALVE + count)) if count else 1.0
+        return kind, strange
 
 
 def situations(focal: Ints, other: Ints) -> Ints:
-    """Which band holds, from the novelty of both jobs."""
+    """Which band holds, from the novelty of both jobs: 0 = known, ``NEW_JOB`` or ``NEW_FAMILY``."""
     hardest = np.maximum(focal, other)
     of_focal = np.array([PAIR, JOB_FOCAL, FAMILY_FOCAL], dtype=np.intp)
     of_other = np.array([PAIR, JOB_OTHER, FAMILY_OTHER], dtype=np.intp)
@@ -301,8 +322,8 @@ class _Lookup:
     scales: Scales
     place: Mapping[str, int]
     families: Mapping[str, Floats]  # per family, which known jobs belong to it: (known,)
-    measured: frozenset[str]
-    measured_families: frozenset[str]
+    partners: Mapping[str, int]  # of every measured job, how many it was measured beside
+    relatives: Mapping[str, int]  # measured jobs per family
     grid: Mapping[str, Floats]
 
     def alike(self, jobs: Jobs) -> dict[str, Floats]:
@@ -328,15 +349,18 @@ def _lookup(table: PairTable, known: Jobs, scaling: Scaling, scales: Scales) -> 
     mesh = np.meshgrid(*(GRID[name] for name in axes), indexing="ij")
     demands = np.stack([axis.ravel() for axis in mesh], axis=1) if axes else np.zeros((1, 0))
     demands = (demands - scaling.centre[columns]) / scaling.spread[columns]
-    measured = np.unique(np.concatenate([table.focal, table.other]))
     names = set(known.families) - {""}
+    beside = np.zeros((len(known), len(known)), dtype=np.bool_)
+    beside[table.focal, table.other] = beside[table.other, table.focal] = True
+    partners = {known.ids[k]: int(count) for k, count in enumerate(beside.sum(axis=1)) if count}
+    families = [known.families[k] for k in np.flatnonzero(beside.any(axis=1))]
     return _Lookup(
         known,
         scales,
         {name: k for k, name in enumerate(known.ids)},
         {name: np.array([name == each for each in known.families], dtype=np.float64) for name in names},
-        frozenset(known.ids[k] for k in measured),
-        frozenset(known.families[k] for k in measured) - {""},
+        partners,
+        {name: families.count(name) for name in names},
         _close(demands, known.features[:, columns], len(table.names), scales),
     )
 

@@ -90,15 +90,20 @@ def set_key(gpu_type: str, focal: DemandProfile, others: Iterable[DemandProfile]
 
 def merged(observations: Sequence[Observation]) -> Measured:
     """Put measurements of the same job in the same set together."""
-    weights = np.array([max(1.0, each.seconds) for each in observations])
-    weights /= weights.sum()
-    throughput = float(weights @ np.array([each.throughput for each in observations]))
-    lows = np.array([each.low for each in observations])
-    highs = np.array([each.high for each in observations])
-    contradictory = bool(lows.max() > highs.min())
-    low, high = (lows.min(), highs.max()) if contradictory else (weights @ lows, weights @ highs)
+    weights = [max(1.0, each.seconds) for each in observations]
+    whole = math.fsum(weights)
+
+    def mean(values: Iterable[float]) -> float:
+        return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / whole
+
+    throughput = mean(each.throughput for each in observations)
+    contradictory = max(each.low for each in observations) > min(each.high for each in observations)
+    if contradictory:
+        low, high = min(each.low for each in observations), max(each.high for each in observations)
+    else:
+        low, high = mean(each.low for each in observations), mean(each.high for each in observations)
     seconds = math.fsum(each.seconds for each in observations)
-    return Measured(throughput, min(float(low), throughput), max(float(high), throughput), seconds, contradictory)
+    return Measured(throughput, min(low, throughput), max(high, throughput), seconds, contradictory)
 
 
 def features(profile: DemandProfile) -> dict[str, float]:
@@ -153,6 +158,24 @@ def pairs_of(observations: Iterable[Observation], names: Sequence[str]) -> PairT
         np.array([each.throughput for each in results], dtype=np.float64),
         np.array([(each.high - each.low) / INTERVAL_SIGMAS for each in results], dtype=np.float64),
     )
+
+
+def most_informative(rows: PairTable, most: int) -> PairTable:
+    """At most so many rows: every job keeps its best, the least noisy first and of those the latest.
+
+    A row's rank is its place among those of its focal job plus its place among those of its neighbour. What a job does
+    beside a tenth partner says little that the first nine did not.
+    """
+    if len(rows) <= most:
+        return rows
+    as_focal, as_other = (np.zeros(len(rows.jobs), dtype=np.intp) for _ in range(2))
+    rank = np.zeros(len(rows), dtype=np.intp)
+    for row in np.lexsort((-np.arange(len(rows)), rows.noise)):
+        focal, other = rows.focal[row], rows.other[row]
+        rank[row] = as_focal[focal] + as_other[other]
+        as_focal[focal] += 1
+        as_other[other] += 1
+    return rows.rows(np.sort(np.argsort(rank, kind="stable")[:most]))
 
 
 def _fraction(value: float | None) -> float:

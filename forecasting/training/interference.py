@@ -155,7 +155,7 @@ def _drafts(table: PairTable, scaling: Scaling, mode: str | None, options: Inter
         for mix in MIXES if options.mix is None else (options.mix,):
             trust, alpha = np.ones(len(table)), np.zeros(len(table))
             draft = PairModel(table, scaling, physics, mix, logit, 1.0, trust, (UNCALIBRATED,), alpha, options.scales)
-            unit = float(np.std(draft.residual()))
+            unit = float(np.sqrt(np.mean(draft.residual() ** 2)))  # effects have mean 0: where the mean is off, too
             yield replace(draft, unit=max(unit, 1e-3))
 
 

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interference_tables import truth, world
 
-from cotenant.forecasting.interference.intervals import FAMILY_FOCAL, Band, calibrate, fill
+from cotenant.forecasting.interference.intervals import BOTH_NEW, FAMILY_FOCAL, UNCALIBRATED, Band, calibrate, fill
 from cotenant.forecasting.interference.kernel import MIXES, covariance
-from cotenant.forecasting.interference.model import PairModel
+from cotenant.forecasting.interference.learned import OTHER_TYPE_WIDENS
+from cotenant.forecasting.interference.model import MISSING_WIDENS, PairModel
+from cotenant.forecasting.interference.observations import FEATURES
 from cotenant.forecasting.interference.physics import Physics, queue, shares
 from cotenant.forecasting.interference.posterior import solve, solve_robustly
 from cotenant.forecasting.interference.table import BANDWIDTH, UTIL, Jobs, PairTable
@@ -237,9 +239,12 @@ class TestIntervals:
 
     def test_its_ends_fall_with_the_prediction(self) -> None:
         predicted = np.linspace(0.05, 1.0, 50)
-        band = calibrate(predicted, np.where(np.arange(50) % 2, 1.0, predicted), np.arange(50) % 5)
-        for end in band.ends(predicted):
-            assert (np.diff(end) >= -1e-12).all()
+        steep = calibrate(predicted, np.where(np.arange(50) % 2, 1.0, predicted), np.arange(50) % 5)
+        widest = BOTH_NEW * OTHER_TYPE_WIDENS * MISSING_WIDENS ** (2 * (len(FEATURES) - 1))
+        for band in (steep, UNCALIBRATED):
+            low, high = band.ends(predicted)
+            assert (np.diff(predicted - widest * (predicted - low)) >= -1e-12).all()
+            assert (np.diff(predicted + widest * (high - predicted)) >= -1e-12).all()
 
     def test_a_situation_without_data_borrows_the_harder_one(self) -> None:
         band = Band(0.1, 0.2, 1.0, 1.0)
