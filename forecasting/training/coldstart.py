@@ -292,6 +292,15 @@ def unseen_families(runs: Runs, classes: int = 3) -> ColdStartScore:
     return _score(runs, folds, classes)
 
 
+def unseen_family(runs: Runs, family: str, classes: int, seed: int = 0) -> ColdStartScore:
+    """Score priors of one family that was left out of the fit.
+
+    Raises:
+        ValueError: Too little is left.
+    """
+    return _score(runs, [(runs.table["family"] == family).to_numpy()], classes, seed)
+
+
 def unseen_batches(runs: Runs, classes: int = 3) -> ColdStartScore:
     """Score priors of batch sizes inside a measured architecture's curve, left out of the fit one at a time.
 
@@ -309,13 +318,13 @@ def unseen_batches(runs: Runs, classes: int = 3) -> ColdStartScore:
     return _score(runs, folds, classes)
 
 
-def _score(runs: Runs, folds: Sequence[npt.NDArray[np.bool_]], classes: int) -> ColdStartScore:
+def _score(runs: Runs, folds: Sequence[npt.NDArray[np.bool_]], classes: int, seed: int = 0) -> ColdStartScore:
     gaps: dict[str, list[float]] = {name: [] for name in QUANTITIES}
     inside: dict[str, list[bool]] = {name: [] for name in QUANTITIES}
     widths: dict[str, list[float]] = {name: [] for name in QUANTITIES}
     reserved, right = [], []
     for held in folds:
-        model = fit(replace(runs, table=runs.table[~held].reset_index(drop=True)), classes)
+        model = fit(replace(runs, table=runs.table[~held].reset_index(drop=True)), classes, seed)
         for row, actual in zip(
             runs.table[held].itertuples(), _fractions(runs.table[held]).to_dict("records"), strict=True
         ):

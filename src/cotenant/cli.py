@@ -25,7 +25,7 @@ from cotenant._characterise import characterise
 from cotenant._evaluate import evaluate
 from cotenant._hint_options import with_hint_options
 from cotenant._models import models
-from cotenant._train import train
+from cotenant._train_coldstart import train
 from cotenant.scheduler.errors import CotenantError, NotPlaceable
 from cotenant.scheduler.hints import check_job_id, metadata_hints, parse_hints
 from cotenant.scheduler.specs import check_command, check_name, check_reason
