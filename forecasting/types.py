@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from cotenant.forecasting.versions import check_version, restore
 
@@ -286,6 +286,43 @@ class InterferencePredictor(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchInterferencePredictor(Protocol):
+    """An interference predictor that answers many questions at once for far less than one after the other."""
+
+    def predict_many(
+        self, candidates: Sequence[Sequence[DemandProfile]], gpu_type: str
+    ) -> Sequence[Sequence[ThroughputPrediction]]:
+        """Return per set what ``predict`` returns for it."""
+        ...
+
+
+def predict_sets(
+    predictor: InterferencePredictor, sets: Sequence[tuple[str, Sequence[DemandProfile]]]
+) -> list[Sequence[ThroughputPrediction]]:
+    """Predict many sets of jobs, at once where the predictor can.
+
+    Args:
+        predictor: The predictor.
+        sets: GPU type and members of each.
+
+    Returns:
+        Per set one prediction per member, in order; nothing for an empty set.
+    """
+    if not isinstance(predictor, BatchInterferencePredictor):
+        return [predictor.predict(members, gpu_type) if members else () for gpu_type, members in sets]
+    places: dict[str, list[int]] = {}
+    for place, (gpu_type, members) in enumerate(sets):
+        if members:
+            places.setdefault(gpu_type, []).append(place)
+    found: list[Sequence[ThroughputPrediction]] = [()] * len(sets)
+    for gpu_type, mine in places.items():
+        answers = predictor.predict_many([sets[place][1] for place in mine], gpu_type)
+        for place, answer in zip(mine, answers, strict=True):
+            found[place] = answer
+    return found
+
+
 class DemandForecaster(Protocol):
     """Keeps a state per job, stepped once per window, and forecasts from it."""
 
@@ -309,6 +346,7 @@ __all__ = [
     "LEVELS",
     "SIGNATURE_VERSION",
     "UNKNOWN_PROFILE",
+    "BatchInterferencePredictor",
     "DemandForecaster",
     "DemandProfile",
     "DeviceActivity",
@@ -321,4 +359,5 @@ __all__ = [
     "Reading",
     "Signature",
     "ThroughputPrediction",
+    "predict_sets",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.profiles import from_hints
-from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction
+from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction, predict_sets
 from cotenant.placement.objective import packing_saving, score
 from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_need, reservable_compute
 from cotenant.placement.types import FitError, GpuView, NoFit, Request
@@ -37,6 +37,15 @@ class Candidate:
     def empty(self) -> bool:
         """True when nobody is on the GPU yet."""
         return not self.gpu.residents
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """A GPU that everything but the interference lets take the job, its position and the memory it would reserve."""
+
+    gpu: GpuView
+    order: int
+    memory_bytes: int
 
 
 def with_hinted_profile(request: Request) -> Request:
@@ -70,40 +79,50 @@ def basic_error(request: Request, gpu: GpuView, memory_bytes: int) -> FitError |
 
 
 def examine(
-    request: Request,
-    gpu: GpuView,
-    order: int,
-    predictor: InterferencePredictor,
-    settings: PlacementSettings,
-) -> Candidate | FitError:
-    """Return what would happen if the GPU took the job, or the first hard constraint that forbids it.
+    request: Request, gpus: Sequence[GpuView], predictor: InterferencePredictor, settings: PlacementSettings
+) -> tuple[list[Candidate], list[FitError]]:
+    """Return what would happen on each GPU that may take the job, and why each other one may not.
 
-    Cheap checks come first; the interference is predicted only where everything else fits.
+    Cheap checks come first; the interference is predicted only where everything else fits, for all GPUs at once.
     """
-    memory_bytes = memory_need(request, gpu, settings.memory_margin)
-    error = basic_error(request, gpu, memory_bytes)
-    if error is None and gpu.residents:
-        error = _sharing_error(request, gpu, settings)
+    found: list[Candidate | FitError | _Fitting] = []
+    for order, gpu in enumerate(gpus):
+        memory_bytes = memory_need(request, gpu, settings.memory_margin)
+        error = basic_error(request, gpu, memory_bytes)
+        if error is None and gpu.residents:
+            error = _sharing_error(request, gpu, settings)
+        found.append(error or _Fitting(gpu, order, memory_bytes))
+    fitting = [each for each in found if isinstance(each, _Fitting)]
+    sets = [(each.gpu.gpu_type, [resident.profile for resident in each.gpu.residents]) for each in fitting]
+    now = predict_sets(predictor, sets)
+    then = predict_sets(predictor, [(gpu_type, [*members, request.profile]) for gpu_type, members in sets])
+    judged = iter([_judged(request, *each, settings.packing_bias) for each in zip(fitting, now, then, strict=True)])
+    ended = [next(judged) if isinstance(each, _Fitting) else each for each in found]
+    return [x for x in ended if isinstance(x, Candidate)], [x for x in ended if isinstance(x, FitError)]
+
+
+def _judged(
+    request: Request,
+    fitting: _Fitting,
+    before: Sequence[ThroughputPrediction],
+    after: Sequence[ThroughputPrediction],
+    bias: float,
+) -> Candidate | FitError:
+    """Check what is predicted, and weigh it against how the GPU does now."""
+    gpu = fitting.gpu
+    error = _slowdown_error(request, gpu, after) if gpu.residents else None
     if error is not None:
         return error
-    members = [resident.profile for resident in gpu.residents]
-    after = predictor.predict([*members, request.profile], gpu.gpu_type)
     names = [*(resident.job_id for resident in gpu.residents), request.job_id]
-    if not gpu.residents:
-        return Candidate(gpu, order, memory_bytes, dict(zip(names, after, strict=True)), saving=0.0, gain=0.0)
-    error = _slowdown_error(request, gpu, after)
-    if error is not None:
-        return error
     throughputs = [prediction.mid for prediction in after]
-    before = [prediction.mid for prediction in predictor.predict(members, gpu.gpu_type)]
-    bias = settings.packing_bias
+    shared = bool(gpu.residents)
     return Candidate(
         gpu,
-        order,
-        memory_bytes,
+        fitting.order,
+        fitting.memory_bytes,
         dict(zip(names, after, strict=True)),
-        saving=packing_saving(throughputs),
-        gain=score(throughputs, bias) - score(before, bias),
+        saving=packing_saving(throughputs) if shared else 0.0,
+        gain=score(throughputs, bias) - score([prediction.mid for prediction in before], bias) if shared else 0.0,
     )
 
 

@@ -65,14 +65,7 @@ class Cotenant:
     ) -> Placement | NoFit:
         """See ``PlacementPolicy.place``."""
         request = with_hinted_profile(request)
-        candidates: list[Candidate] = []
-        errors: list[FitError] = []
-        for order, gpu in enumerate(gpus):
-            found = examine(request, gpu, order, predictor, settings)
-            if isinstance(found, Candidate):
-                candidates.append(found)
-            else:
-                errors.append(found)
+        candidates, errors = examine(request, gpus, predictor, settings)
         chosen: list[Candidate] | None = None
         empty = [candidate for candidate in candidates if candidate.empty]
         enough = settings.packing_bias < 1.0 and max(waiting_gpus, request.gpus) <= len(empty)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cotenant.forecasting.types import InterferencePredictor
+from cotenant.forecasting.types import InterferencePredictor, predict_sets
 from cotenant.placement.types import Resident
 from cotenant.scheduler.core.model import Colocation, Job
 from cotenant.scheduler.core.state import State
@@ -23,14 +23,11 @@ def refresh(state: State, gpu_ids: Iterable[str], predictor: InterferencePredict
         predictor: Predicts how neighbours slow each other down.
         now: Unix seconds.
     """
-    for gpu_id in gpu_ids:
-        if gpu_id not in state.gpus:
-            continue
-        view = state.view(gpu_id)
-        members = view.residents
-        predictions = predictor.predict([member.profile for member in members], view.gpu_type) if members else ()
-        for member, prediction in zip(members, predictions, strict=True):
-            _note(state, member, members, prediction.mid, now)
+    views = [view for gpu_id in gpu_ids if gpu_id in state.gpus and (view := state.view(gpu_id)).residents]
+    sets = [(view.gpu_type, [member.profile for member in view.residents]) for view in views]
+    for view, predictions in zip(views, predict_sets(predictor, sets), strict=True):
+        for member, prediction in zip(view.residents, predictions, strict=True):
+            _note(state, member, view.residents, prediction.mid, now)
 
 
 def close_log(log: tuple[Colocation, ...], now: float) -> tuple[Colocation, ...]:

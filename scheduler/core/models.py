@@ -10,7 +10,11 @@ from typing import Protocol, runtime_checkable
 from cotenant.forecasting.characterisation.coldstart import ColdStart
 from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.interference.observations import Observation
-from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction
+from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction, predict_sets
+
+REMEMBERED = 100_000  # answers
+
+_Question = tuple[str, tuple[DemandProfile, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,19 +69,44 @@ class GuardedInterference:
         self.fault = ""
         self._primary = primary
         self._rule = UtilisationRule()
+        self._answers: dict[_Question, Sequence[ThroughputPrediction]] = {}
 
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
         """See ``InterferencePredictor``."""
-        rounded = [_rounded(member) for member in members]
+        return self.predict_many([members], gpu_type)[0]
+
+    def predict_many(
+        self, candidates: Sequence[Sequence[DemandProfile]], gpu_type: str
+    ) -> list[Sequence[ThroughputPrediction]]:
+        """See ``BatchInterferencePredictor``. What was answered before is not asked again."""
+        questions: list[_Question] = [(gpu_type, tuple(map(_rounded, members))) for members in candidates]
+        new = list(dict.fromkeys(each for each in questions if each not in self._answers))
+        answers = self._ask([members for _, members in new], gpu_type) if new else []
+        fresh = dict(zip(new, answers, strict=True))
+        found = [fresh[each] if each in fresh else self._answers[each] for each in questions]
+        self._answers.update(fresh)
+        while len(self._answers) > REMEMBERED:
+            del self._answers[next(iter(self._answers))]
+        return found
+
+    def _ask(
+        self, candidates: Sequence[tuple[DemandProfile, ...]], gpu_type: str
+    ) -> list[Sequence[ThroughputPrediction]]:
         try:
-            found = self._primary.predict(rounded, gpu_type)
+            found = predict_sets(self._primary, [(gpu_type, members) for members in candidates])
         except Exception as error:  # noqa: BLE001 - a fault of a model's can be of any kind; jobs must be placed all the same
             self.fault = f"{type(error).__name__}: {error}"
-            return self._rule.predict(rounded, gpu_type)
-        if len(found) != len(members) or not all(0.0 < p.low <= p.mid <= p.high <= 1.0 for p in found):
-            self.fault = f"it predicted {[(p.low, p.mid, p.high) for p in found]} for {len(members)} jobs"
-            return self._rule.predict(rounded, gpu_type)
-        return found
+            return [self._rule.predict(members, gpu_type) for members in candidates]
+        return [
+            answer if self._sound(answer, len(members)) else self._rule.predict(members, gpu_type)
+            for members, answer in zip(candidates, found, strict=True)
+        ]
+
+    def _sound(self, answer: Sequence[ThroughputPrediction], members: int) -> bool:
+        if len(answer) == members and all(0.0 < p.low <= p.mid <= p.high <= 1.0 for p in answer):
+            return True
+        self.fault = f"it predicted {[(p.low, p.mid, p.high) for p in answer]} for {members} jobs"
+        return False
 
 
 def informed(predictor: InterferencePredictor, evidence: Sequence[Observation]) -> GuardedInterference:

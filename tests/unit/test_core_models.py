@@ -14,7 +14,7 @@ from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.interference.evidence import KEPT_SETS, REMEMBERED_S, EvidenceBook
 from cotenant.forecasting.interference.learned import LearnedInterference
 from cotenant.forecasting.interference.observations import Observation
-from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction
+from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction, predict_sets
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import Event, EvidenceGathered, ModelsChanged, Tick
 from cotenant.scheduler.core.models import GuardedInterference, Models, only
@@ -152,3 +152,36 @@ def test_evidence_is_bounded_and_forgets_the_longest_unmeasured() -> None:
 def test_evidence_without_a_fingerprint_is_of_no_use() -> None:
     book = EvidenceBook([Observation("x", job(""), (job("b"),), 0.8, 0.7, 0.9, 60.0)])
     assert not len(book)
+
+
+class OneBad(Constant):
+    """Fails for sets that hold the job "bad"."""
+
+    def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
+        answer = super().predict(members, gpu_type)
+        return [] if any(member.fingerprint == "bad" for member in members) else answer
+
+
+def test_many_sets_at_once_are_answered_as_one_by_one() -> None:
+    sets = [[job("a"), job("b")], [job("a")], [job("c"), job("a"), job("b")], [job("a"), job("b")]]
+    for predictor in (LearnedInterference({}), UtilisationRule(), Constant(0.7)):
+        guarded = GuardedInterference(predictor)
+        assert guarded.predict_many(sets, "x") == [GuardedInterference(predictor).predict(each, "x") for each in sets]
+        asked = [("x", each) for each in [[], *sets]]
+        assert predict_sets(guarded, asked) == predict_sets(predictor, asked)
+
+
+def test_one_bad_answer_does_not_spoil_the_others() -> None:
+    guarded = GuardedInterference(OneBad(0.5))
+    rule = UtilisationRule().predict([job("a"), job("bad")], "x")
+    assert guarded.predict_many([[job("a"), job("b")], [job("a"), job("bad")]], "x")[0][0].mid == 0.5
+    assert guarded.predict_many([[job("a"), job("bad")]], "x")[0] == rule
+    assert guarded.fault
+
+
+def test_types_of_gpus_are_kept_apart() -> None:
+    sets = [("x", [job("a"), job("b")]), ("y", [job("a"), job("b")]), ("x", [job("b"), job("a")])]
+    informed_of_x = GuardedInterference(LearnedInterference({}, None, [measured("a", "b", 0.95)]))
+    first, second, third = predict_sets(informed_of_x, sets)
+    assert first[0].mid == third[1].mid == pytest.approx(0.95)
+    assert second[0].mid != first[0].mid
