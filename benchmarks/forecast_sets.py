@@ -57,14 +57,19 @@ class SeriesSet:
     series: list[Recorded]
     by_time: bool = False
 
-    def folds(self) -> Iterator[tuple[list[Floats], list[int]]]:
-        """Yield (training series, positions of the test series): leave one file out, or the first part of each."""
+    def training(self) -> list[Floats]:
+        """Return of every series what may be learnt from when it is not held out."""
+        return [each.values[: each.start] if self.by_time else each.values for each in self.series]
+
+    def folds(self) -> Iterator[tuple[set[int], list[int]]]:
+        """Yield positions of (training series, test series): leave one file out, or the first part of each."""
+        every = range(len(self.series))
         if self.by_time:
-            yield [each.values[: each.start] for each in self.series], list(range(len(self.series)))
+            yield set(every), list(every)
             return
         for group in sorted({each.group for each in self.series}):
-            held = [i for i, each in enumerate(self.series) if each.group == group]
-            yield [each.values for each in self.series if each.group != group], held
+            held = [i for i in every if self.series[i].group == group]
+            yield set(every) - set(held), held
 
     def scored(self, position: int, horizon: int) -> tuple[int, int]:
         """Return first and one-past-last tick at which a forecast ``horizon`` ahead is scored."""
@@ -131,9 +136,11 @@ def _ends(seconds: Floats, count: int) -> npt.NDArray[np.intp]:
 
 def baselines(data: SeriesSet, horizon: int, seed: int = 0) -> dict[str, dict[int, Floats]]:
     """Return method → test series → predictions at the scored ticks, every fold trained on its training series."""
-    found: dict[str, dict[int, Floats]] = {"persistence": {}, "EWMA": {}, "trees L1": {}, "trees L2": {}}
+    found: dict[str, dict[int, Floats]] = {
+        name: {} for name in ("persistence", "EWMA", "median", "trees L1", "trees L2")
+    }
     for training, held in data.folds():
-        pasts, nexts = _examples(training, horizon, data.lags)
+        pasts, nexts = _examples([data.training()[i] for i in sorted(training)], horizon, data.lags)
         rng = np.random.default_rng(seed)
         if len(pasts) > MOST_ROWS:
             drawn = rng.choice(len(pasts), MOST_ROWS, replace=False)
@@ -159,6 +166,7 @@ def baselines(data: SeriesSet, horizon: int, seed: int = 0) -> dict[str, dict[in
             past = np.lib.stride_tricks.sliding_window_view(values, data.lags)[first - data.lags + 1 :][: end - first]
             found["persistence"][position] = past[:, -1]
             found["EWMA"][position] = _ewma(past, gain)
+            found["median"][position] = np.median(past, axis=1)
             for name, model in models.items():
                 found[name][position] = np.clip(past[:, -1] + model.predict(_inputs(past)), 0.0, data.most)
     return found
@@ -168,7 +176,8 @@ def constant(data: SeriesSet, horizon: int, position: int, level: float) -> floa
     """Return the quantile of what persistence missed on the training series of a test series' fold."""
     for training, held in data.folds():
         if position in held:
-            return float(np.quantile(np.concatenate([each[horizon:] - each[:-horizon] for each in training]), level))
+            known = [each for i, each in enumerate(data.training()) if i in training]
+            return float(np.quantile(np.concatenate([each[horizon:] - each[:-horizon] for each in known]), level))
     raise ValueError(f"series {position} is in no fold of {data.name}")
 
 

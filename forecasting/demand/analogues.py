@@ -12,7 +12,8 @@ import numpy as np
 from cotenant.forecasting.demand.arrays import FAR, Array, Indexes, Rows, median_of_four
 
 TAKE = 4  # analogues that make one forecast
-PATIENCE = 0.6  # ticks between choices, times gain
+BUSY = 1000  # a table of more series than this chooses its lags in turns, which costs 1-3 % of accuracy
+PATIENCE = 0.6  # ticks between choices then, times gain
 YOUNG = 8  # series with fewer values choose at every tick
 TOLERANCE = 0.002  # distances below this, times √gain, are equally good: 0.2 % of the unit of the series
 
@@ -75,8 +76,8 @@ class Analogues:
         """
         self.learn(rows, history, counts, numbers)
         for k, gain in enumerate(self._gains):
-            # What a small gain finds changes slowly: its lags are chosen anew every few ticks, the series taking turns.
-            every = max(1, int(PATIENCE / gain))
+            # What a small gain finds changes slowly: in a large table its lags are chosen anew every few ticks only.
+            every = max(1, int(PATIENCE / gain)) if len(self._weights) > BUSY else 1
             due = ((counts + numbers) % every == 0) | (counts < YOUNG)
             if due.any():
                 self._choose(rows if due.all() else numbers[due], k)

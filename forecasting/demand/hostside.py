@@ -71,15 +71,3 @@ class HostAnalogues:
         """Return the means of the windows that end ``horizons`` windows from now, shape (n, horizons, ``WIDTH``)."""
         where = span(rows)
         return self._analogues.predict(where, self._means[where])[:, :, ::2]
-
-
-def as_experts(said: Sequence[float | None]) -> Array | None:
-    """Return what a host said of one stream as (horizons, width), NaN where it is missing or cannot be true.
-
-    None when it is something else altogether: a host of another version knows other horizons or experts.
-    """
-    if len(said) != len(HORIZONS) * WIDTH:
-        return None
-    values = np.array(said, dtype=np.float32)
-    values[~((values >= 0.0) & (values <= 1.0))] = np.nan
-    return values.reshape(len(HORIZONS), WIDTH)

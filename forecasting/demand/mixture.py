@@ -10,7 +10,7 @@ import numpy as np
 
 from cotenant.forecasting.demand.arrays import Array, Indexes
 from cotenant.forecasting.demand.engine import Expert, MixtureSettings, SeriesMixture
-from cotenant.forecasting.demand.hostside import HORIZONS, WIDTH, Foreseen, as_experts
+from cotenant.forecasting.demand.hostside import HORIZONS, WIDTH, Foreseen
 from cotenant.forecasting.demand.streams import GAP_S, Floats, Streams, Windows
 from cotenant.forecasting.types import HORIZONS_S, LEVELS, DemandProfile, Forecast, Quantiles, Signature
 
@@ -216,13 +216,15 @@ class MixtureForecaster:
     def _outside(self, windows: Windows, foreseen: Foreseen) -> Array:
         """Return what hosts foresaw of these streams as demand, NaN where they did not, (n, horizons, width)."""
         outside = np.full((len(windows.slots), len(HORIZONS), WIDTH), np.nan, dtype=np.float32)
-        for key, said in foreseen.items():
-            values, slot = as_experts(said), self._streams.find(*key)
-            if values is None or slot is None:
-                continue
-            place = int(np.searchsorted(windows.slots, slot))
-            if place < len(outside) and windows.slots[place] == slot:
-                outside[place] = values
+        # A host of another version may know other horizons or experts: what it says is left out.
+        said = [
+            (self._streams.find(*key), values) for key, values in foreseen.items() if len(values) == outside[0].size
+        ]
+        slots = np.array([-1 if slot is None else slot for slot, _ in said], dtype=np.intp)
+        places = np.minimum(np.searchsorted(windows.slots, slots), len(outside) - 1)
+        here = windows.slots[places] == slots
+        values = np.array([values for _, values in said], dtype=np.float32).reshape(-1, *outside.shape[1:])
+        outside[places[here]] = np.where((values >= 0.0) & (values <= 1.0), values, np.nan)[here]
         stretched: Array = np.minimum(1.0, outside * windows.stretch[:, None, None].astype(np.float32))
         return stretched
 

@@ -39,6 +39,7 @@ def replay(
     settings: MixtureSettings,
     experts: Callable[[int], Sequence[Expert]] = _no_experts,
     units: Sequence[Floats] | None = None,
+    outside: Sequence[Floats] | None = None,
 ) -> list[Replayed]:
     """Run one mixture over series, all at once, tick by tick. The series do not influence each other.
 
@@ -48,6 +49,7 @@ def replay(
         experts: Makes the further experts for a number of series.
         units: What each value of each series is divided by before the mixture sees it, shape (ticks,) each; where it
             changes, the series starts afresh (see ``memory_units``). None: 1.
+        outside: What hosts foresaw at every tick of each series, shape (ticks, horizons, width) each. None: nothing.
 
     Returns:
         What was said of every series, in their order.
@@ -60,7 +62,8 @@ def replay(
         values[row, : lengths[row]] = series[i]
         if units is not None:
             unit[row, : lengths[row]] = units[i]
-    mixture = SeriesMixture(settings, len(order), experts(len(order)))
+    width = 0 if not outside else outside[0].shape[2]
+    mixture = SeriesMixture(settings, len(order), experts(len(order)), width)
     points = np.full((len(order), longest, len(settings.horizons)), np.nan)
     p95 = points.copy()
     for tick in range(longest):
@@ -69,7 +72,8 @@ def replay(
             for row in np.flatnonzero(unit[rows, tick] != unit[rows, tick - 1]).tolist():
                 mixture.clear(row)
         now = unit[rows, tick]
-        said = mixture.step(rows, (values[rows, tick] / now).astype(np.float32))
+        told = np.stack([outside[order[row]][tick] for row in rows.tolist()]) if outside else None
+        said = mixture.step(rows, (values[rows, tick] / now).astype(np.float32), outside=told)
         points[rows, tick] = said * now[:, None]
         p95[rows, tick] = mixture.quantiles(rows)[:, :, _P95] * now[:, None]
     place = {i: row for row, i in enumerate(order)}
