@@ -28,7 +28,7 @@ from cotenant.forecasting.datasets.pairs import (
 from cotenant.forecasting.datasets.raw import WINDOWS_FILE
 from cotenant.forecasting.datasets.schema import DataError
 from cotenant.forecasting.interference.model import LEAST
-from cotenant.forecasting.interference.observations import MOST_THROUGHPUT, Observation
+from cotenant.forecasting.interference.observations import INTERVAL_SIGMAS, MOST_THROUGHPUT, Observation
 from cotenant.forecasting.interference.table import BANDWIDTH, MEMORY, STEP, UTIL, PairTable
 from cotenant.forecasting.types import DemandProfile
 
@@ -152,12 +152,14 @@ def needed_licence(licence: str | None, path: Path | str) -> str:
 
 
 def observations_of(table: PairTable, gpu_type: str) -> list[Observation]:
-    """Make observations of a table of published pairs; what it does not tell of a job stays unknown."""
+    """Make observations of a table of pairs; what it does not tell of a job stays unknown."""
     jobs = [_profile(table, row) for row in range(len(table.jobs))]
     found = []
-    for focal, other, measured in zip(table.focal, table.other, table.throughput.tolist(), strict=True):
-        n = min(max(measured, LEAST), MOST_THROUGHPUT)
-        found.append(Observation(gpu_type, jobs[focal], (jobs[other],), n, n, n))
+    rows = zip(table.focal, table.other, table.throughput.tolist(), table.noise.tolist(), strict=True)
+    for focal, other, measured, noise in rows:
+        n, half = min(max(measured, LEAST), MOST_THROUGHPUT), noise * INTERVAL_SIGMAS / 2.0
+        low, high = min(n, max(LEAST, n - half)), max(n, min(MOST_THROUGHPUT, n + half))
+        found.append(Observation(gpu_type, jobs[focal], (jobs[other],), n, low, high))
     return found
 
 

@@ -165,10 +165,22 @@ def scored_pairs(observations: Sequence[Observation]) -> list[Observation]:
 
 
 def judge_pairs(
-    group: str, pairs: Sequence[Observation], models: InterferenceModels, trained_on: Sequence[Observation]
+    group: str,
+    pairs: Sequence[Observation],
+    models: InterferenceModels,
+    trained_on: Sequence[Observation],
+    evidence: Sequence[Observation] = (),
 ) -> FoldScore:
-    """Score models, and what is simpler, on measured pairs that they have not seen."""
-    predictor, rule = models.predictor(), UtilisationRule()
+    """Score models, and what is simpler, on measured pairs that they have not seen.
+
+    Args:
+        group: What is held out.
+        pairs: What is predicted.
+        models: What is scored.
+        trained_on: What the constant baseline is learnt from.
+        evidence: What the models are told besides, as a running cluster tells them.
+    """
+    predictor, rule = models.predictor(evidence), UtilisationRule()
     truth = np.array([min(1.0, each.throughput) for each in pairs])
     low, mid, high = np.empty(len(pairs)), np.empty(len(pairs)), np.empty(len(pairs))
     for gpu_type in sorted({each.gpu_type for each in pairs}):

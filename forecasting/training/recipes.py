@@ -16,6 +16,7 @@ from cotenant.forecasting.datasets.series import ValueSeries
 from cotenant.forecasting.datasets.series_sources import SeriesData
 from cotenant.forecasting.demand.engine import MixtureSettings
 from cotenant.forecasting.demand.mixture import MEMORY_SCALES, UTIL_SCALES
+from cotenant.forecasting.interference.bundle import InterferenceModels
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.interference.table import UTIL
 from cotenant.forecasting.training.demand_artefact import KINDS, DemandArtefact, save_artefact
@@ -117,19 +118,36 @@ def train_interference(
         options,
     )
     progress("fitting on everything", 1, 1)
+    protocol = (
+        f"leave one {held} out ({len(folds)} of them), each ordered pair that touches it predicted; errors of the "
+        "normalised throughput"
+    )
+    chosen = {"mode": mode, "held_out": held, **asdict(options)}
+    return interference_trained(models, sources, origin, folds=folds, protocol=protocol, options=chosen)
+
+
+def interference_trained(
+    models: InterferenceModels,
+    data: Sequence[DataSource],
+    origin: Origin,
+    *,
+    folds: Sequence[FoldScore],
+    protocol: str,
+    options: Mapping[str, object],
+) -> Trained:
+    """Put fitted interference models and their scores together."""
     whole = combined(folds)
     card = _card(
         "interference",
         origin,
-        sources,
+        data,
         metrics=whole.metrics,
         baselines=whole.baselines,
-        protocol=f"leave one {held} out ({len(folds)} of them), each ordered pair that touches it predicted; errors of "
-        "the normalised throughput",
+        protocol=protocol,
         seed=None,
-        options={"mode": mode, "held_out": held, **asdict(options)},
+        options=options,
     )
-    return Trained(card, lambda folder: save_models(folder / INTERFERENCE_FILE, models), folds)
+    return Trained(card, lambda folder: save_models(folder / INTERFERENCE_FILE, models), tuple(folds))
 
 
 def recipe(mode: Mode, options: InterferenceOptions = USUAL_OPTIONS) -> FitPairs:
@@ -220,43 +238,64 @@ def train_demand_experts(
     """
     options = TrainingOptions() if options is None else options
     artefacts: dict[tuple[Quantity, ExpertKind], DemandArtefact] = {}
-    metrics: dict[str, float] = {}
-    baselines: dict[str, float] = {}
-    folds: list[FoldScore] = []
+    folds: dict[Quantity, Sequence[FoldScore]] = {}
     series = by_quantity(data)
     for quantity, kinds in expert_kinds(experts).items():
         if not series[quantity] or not kinds:
             continue
         hold = held_out(quantity, series[quantity])
-        found = judged_demand(quantity, hold, kinds, options, progress)
-        whole = combined(found)
-        metrics |= {f"{quantity}: {name}": value for name, value in whole.metrics.items()}
-        baselines |= {f"{quantity}: {name}": value for name, value in whole.baselines.items()}
-        folds += found
+        folds[quantity] = judged_demand(quantity, hold, kinds, options, progress)
         told = _told(f"{quantity}, everything", progress)
         fitted = fit_demand(hold.examples, SETTINGS[quantity], kinds, options, told)
         artefacts |= {(quantity, kind): artefact for kind, artefact in fitted.items()}
 
-    def write(folder: Path) -> None:
-        for (quantity, kind), artefact in artefacts.items():
-            save_artefact(artefact, folder / f"{quantity}-{kind}.npz")
-
-    card = _card(
-        "demand",
-        origin,
+    return demand_trained(
+        artefacts,
         [each.source for each in data],
-        metrics=metrics,
-        baselines=baselines,
+        origin,
+        folds=folds,
         protocol=f"sources dealt into at most {MOST_FOLDS} parts, each forecast by what was trained on the others",
-        seed=options.seed,
         options={
-            "experts": [f"{quantity}-{kind}" for quantity, kind in artefacts],
             "tick_s": data[0].tick_s,
             "groups": sorted({each.source for found in series.values() for each in found}),
             **asdict(options),
         },
     )
-    return Trained(card, write, tuple(folds))
+
+
+def demand_trained(
+    artefacts: Mapping[tuple[Quantity, ExpertKind], DemandArtefact],
+    data: Sequence[DataSource],
+    origin: Origin,
+    *,
+    folds: Mapping[Quantity, Sequence[FoldScore]],
+    protocol: str,
+    options: Mapping[str, object],
+) -> Trained:
+    """Put trained demand experts and their scores together; ``options`` holds the seed."""
+    metrics: dict[str, float] = {}
+    baselines: dict[str, float] = {}
+    for quantity, found in folds.items():
+        whole = combined(found)
+        metrics |= {f"{quantity}: {name}": value for name, value in whole.metrics.items()}
+        baselines |= {f"{quantity}: {name}": value for name, value in whole.baselines.items()}
+
+    def write(folder: Path) -> None:
+        for (quantity, kind), artefact in artefacts.items():
+            save_artefact(artefact, folder / f"{quantity}-{kind}.npz")
+
+    seed = options.get("seed")
+    card = _card(
+        "demand",
+        origin,
+        data,
+        metrics=metrics,
+        baselines=baselines,
+        protocol=protocol,
+        seed=seed if isinstance(seed, int) else None,
+        options={"experts": [f"{quantity}-{kind}" for quantity, kind in artefacts], **options},
+    )
+    return Trained(card, write, tuple(fold for found in folds.values() for fold in found))
 
 
 def by_quantity(data: Sequence[SeriesData]) -> dict[Quantity, list[ValueSeries]]:
@@ -359,8 +398,10 @@ __all__ = [
     "Progress",
     "Trained",
     "by_quantity",
+    "demand_trained",
     "expert_kinds",
     "held_out",
+    "interference_trained",
     "judged_demand",
     "judged_interference",
     "pooled",

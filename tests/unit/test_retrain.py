@@ -1,0 +1,302 @@
+"""Retraining from what a cluster measured: adopts what is not worse, says why, and leaves the registry sound."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from interference_tables import measured
+
+from cotenant.forecasting.datasets.observation_file import save_observations
+from cotenant.forecasting.datasets.registry import SHIPPED, Registry, load_demand, load_interference
+from cotenant.forecasting.datasets.signature_store import SignatureStore
+from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.signatures import to_row
+from cotenant.forecasting.training import retrain
+from cotenant.forecasting.training.candidates import OWN_DATA, newest_groups
+from cotenant.forecasting.types import Signature
+
+
+def here(gpu_type: str = "cpu-core") -> list[Observation]:
+    """What a cluster measured: pairs of twelve programs, each for half a minute."""
+    return [replace(each, gpu_type=gpu_type, seconds=30.0) for each in measured()]
+
+
+def wrong(observations: list[Observation]) -> list[Observation]:
+    """The same pairs with throughputs that follow no law."""
+    draws = np.random.default_rng(0).random(len(observations)).tolist()
+    return [
+        replace(each, throughput=0.05 + 0.9 * n, low=0.04, high=1.0)
+        for each, n in zip(observations, draws, strict=True)
+    ]
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    out = capsys.readouterr().out.strip().splitlines()
+    return json.loads(out[-1])
+
+
+def run(registry: Path, evidence: Path) -> int:
+    return retrain.main(["--kind", "interference", "--registry", str(registry), "--evidence", str(evidence)])
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Path:
+    path = tmp_path / "evidence.jsonl"
+    save_observations(path, here())
+    return path
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / "models")
+
+
+def test_what_the_cluster_measured_makes_a_better_model(
+    registry: Registry, evidence: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert registry.active("interference") == SHIPPED
+    assert run(registry.root, evidence) == 0
+    line = told(capsys)
+    assert line["adopted"] is True
+    assert line["kind"] == "interference"
+    assert line["candidate"]["MAE"] <= line["active"]["MAE"]
+    assert registry.active("interference") == line["version"]
+    card = registry.card("interference", line["version"])
+    assert [each.source for each in card.data][-1] == OWN_DATA
+    assert card.data[0] == registry.card("interference", SHIPPED).data[0]
+    models = load_interference(registry, line["version"])
+    known = set(models.models["cpu-core"].table.jobs.ids)
+    assert {each.focal.fingerprint for each in here()} <= known
+    assert set(load_interference(registry, SHIPPED).models["cpu-core"].table.jobs.ids) <= known
+
+
+def test_nothing_new_changes_nothing(registry: Registry, evidence: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(registry.root, evidence) == 0
+    version = told(capsys)["version"]
+    assert run(registry.root, evidence) == 0
+    line = told(capsys)
+    assert (line["version"], line["adopted"]) == (None, False)
+    assert "nothing was measured since" in line["reason"]
+    assert registry.active("interference") == version
+
+
+def test_later_models_keep_what_earlier_ones_knew(
+    registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    for path, gpu_type in zip(files, ("cpu-core", "another"), strict=True):
+        save_observations(path, here(gpu_type)[: 144 if gpu_type == "cpu-core" else 60])
+        assert run(registry.root, path) == 0
+    line = told(capsys)
+    if not line["adopted"]:
+        pytest.fail(line["reason"])
+    models = load_interference(registry, line["version"])
+    assert set(models.models) == {"cpu-core", "another"}
+    assert "conv-0" in models.models["cpu-core"].table.jobs.ids
+    assert [each.source for each in registry.card("interference", line["version"]).data].count(OWN_DATA) == 1
+
+
+def test_measurements_without_a_law_are_not_adopted_over_a_good_model(
+    registry: Registry, evidence: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(registry.root, evidence) == 0
+    version = told(capsys)["version"]
+    odd = tmp_path / "odd.jsonl"
+    # The first jobs are mismeasured, the newest are not: whoever believes the first predicts the newest worse.
+    good = here()
+    newest = {each.focal.fingerprint for each in good[-24:]}
+    first = [each for each in good if not {each.focal.fingerprint, each.others[0].fingerprint} & newest]
+    rest = [each for each in good if {each.focal.fingerprint, each.others[0].fingerprint} & newest]
+    save_observations(odd, [*wrong(first), *rest])
+    assert run(registry.root, odd) == 0
+    line = told(capsys)
+    assert (line["adopted"], line["version"]) == (False, None)
+    assert line["candidate"]["MAE"] > line["active"]["MAE"]
+    assert "worse than" in line["reason"]
+    assert registry.active("interference") == version
+    assert len(registry.versions("interference")) == 2
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_too_little(registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
+    path = tmp_path / "evidence.jsonl"
+    path.touch()
+    save_observations(path, here()[:count])
+    assert run(registry.root, path) == 3
+    line = told(capsys)
+    assert (line["adopted"], line["version"]) == (False, None)
+    assert "needed are at least 3" in line["reason"]
+    assert registry.active("interference") == SHIPPED
+
+
+def test_few_jobs_are_held_out_one_by_one(
+    registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"conv-0", "attention-3", "agent-6"}
+    few = [each for each in here() if {each.focal.fingerprint, each.others[0].fingerprint} <= names]
+    path = tmp_path / "evidence.jsonl"
+    save_observations(path, few)
+    assert run(registry.root, path) == 0
+    assert told(capsys)["candidate"]
+    assert [sorted(each) for each in newest_groups(["a", "b"])] == [["a"], ["b"]]
+    assert newest_groups(list("abcdefghijk")) == [{"j", "k"}]
+
+
+def test_bad_lines_are_skipped_and_told(registry: Registry, evidence: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with evidence.open("ab") as file:
+        file.write(b'{"schema_version": 99}\nnonsense\n')
+    assert run(registry.root, evidence) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("skipped") == 2
+    assert json.loads(captured.out)["adopted"] is True
+
+
+@pytest.mark.parametrize("what", ["missing", "folder", "choice"])
+def test_faults_are_told_and_change_nothing(
+    registry: Registry, evidence: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    if what == "choice":
+        registry.root.mkdir()
+        (registry.root / "active.json").write_text("{")
+    path = {"missing": tmp_path / "none.jsonl", "folder": tmp_path, "choice": evidence}[what]
+    assert run(registry.root, path) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert {"missing": "none.jsonl", "folder": str(tmp_path), "choice": "active.json"}[what] in captured.err
+    assert registry.versions("interference")[1:] == []
+
+
+def test_a_damaged_active_version_is_replaced(
+    registry: Registry, evidence: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(registry.root, evidence) == 0
+    version = told(capsys)["version"]
+    (registry.folder("interference", version) / "interference.json").write_text("{}")
+    assert run(registry.root, evidence) == 0
+    captured = capsys.readouterr()
+    line = json.loads(captured.out)
+    assert "compared with what is shipped" in captured.err
+    assert line["adopted"] is True
+    assert registry.active("interference") == line["version"] != version
+
+
+def test_the_utilisation_rule_is_what_must_be_beaten_when_there_is_no_model(
+    registry: Registry, evidence: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrain, "Registry", lambda root: Registry(root, root / "none"))
+    assert run(registry.root, evidence) == 0
+    line = told(capsys)
+    assert "the utilisation rule" in line["reason"]
+    assert line["adopted"] is True
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--kind", "weather", "--registry", "x"],
+        ["--kind", "interference", "--registry", "x"],
+        ["--kind", "demand", "--registry", "x", "--evidence", "y"],
+    ],
+)
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        retrain.main(arguments)
+    assert caught.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_a_killed_process_leaves_the_registry_sound(registry: Registry, evidence: Path) -> None:
+    program = (
+        "import sys, time; from cotenant.forecasting.datasets import registry; from pathlib import Path;"
+        "from cotenant.forecasting.training import retrain;"
+        "real = registry._sync; registry._sync = lambda path: (print('writing', flush=True), time.sleep(60));"
+        f"retrain.main(['--kind', 'interference', '--registry', {str(registry.root)!r},"
+        f" '--evidence', {str(evidence)!r}])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "writing\n"
+        os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert registry.active("interference") == SHIPPED
+    assert [each.version for each in registry.versions("interference")] == [SHIPPED]
+    assert registry.broken("interference") == []
+
+
+# -- demand -----------------------------------------------------------------------------------------------------------
+
+
+def windows(program: str, start: float, ticks: int = 150) -> list[dict[str, Any]]:
+    """Rows of a job whose utilisation repeats itself every twelve windows."""
+    rng = np.random.default_rng(len(program))
+    rows = []
+    for tick in range(ticks):
+        util = 0.8 if tick % 12 < 8 else 0.2
+        signature = Signature(
+            job_id=f"job-{program}",
+            gpu_id="gpu-0",
+            start_s=start + tick,
+            window_s=1.0,
+            samples=10,
+            util_mean=util + float(rng.normal(0.0, 0.02)),
+            util_peak=1.0,
+            memory_bytes=1e9 + 1e8 * (tick % 12 < 8),
+            memory_peak_bytes=2e9,
+            step_rate=1.0,
+            throttled_fraction=0.0,
+            host_cores=1.0,
+            neighbours=0,
+            compute_share=1.0,
+        )
+        rows.append(to_row(signature) | {"fingerprint": program})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("store")
+    writer = SignatureStore(root, 30.0, 1 << 30)
+    for number, program in enumerate(("a", "bb", "ccc")):
+        writer.write("host", windows(program, time.time() - 1000.0 + 200.0 * number))
+    return root
+
+
+def demand(registry: Path, store: Path, *more: str) -> int:
+    return retrain.main(
+        ["--kind", "demand", "--registry", str(registry), "--store", str(store), "--updates", "3", *more]
+    )
+
+
+def test_demand_is_learnt_from_the_store(registry: Registry, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demand(registry.root, store) == 0
+    line = told(capsys)
+    assert set(line["candidate"]) == set(line["active"]) == {"util: MAE / persistence", "memory: MAE / persistence"}
+    assert line["adopted"] is (sum(line["candidate"].values()) <= sum(line["active"].values()) + 1e-6)
+    assert (registry.active("demand") == line["version"]) is line["adopted"]
+    if line["adopted"]:
+        assert {each.kind for each in load_demand(registry, line["version"]).util} == {"gru", "tcn", "trees"}
+        assert demand(registry.root, store) == 0
+        assert "nothing was recorded since" in told(capsys)["reason"]
+
+
+def test_demand_of_too_few_programs(registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "store").mkdir()
+    assert demand(registry.root, tmp_path / "store") == 3
+    assert "needed are at least 3" in told(capsys)["reason"]
+
+
+def test_a_store_that_is_not_there(registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demand(registry.root, tmp_path / "none") == 1
+    assert "none" in capsys.readouterr().err
