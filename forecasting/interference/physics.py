@@ -13,13 +13,13 @@ import numpy as np
 
 from cotenant.forecasting.interference.table import BANDWIDTH, STEP, UTIL, Floats
 
-Kind = Literal["queue", "shares", "constant"]
+Kind = Literal["queue", "fair", "shares", "constant"]
 
 QUEUE_ROUNDS = 12  # of the fixed point; the error left is below 1e-3
 QUEUE_EXPONENT = 2.0  # a job seen busy u of the time keeps u² of the GPU from others
 BANDWIDTH_COST = 0.1
 SHARES_START = (0.85, 1.07, 0.91, 0.05)  # of κ, c, p, x below, from published measurements under MPS
-PARAMS: Mapping[Kind, int] = {"queue": 0, "shares": 4, "constant": 1}
+PARAMS: Mapping[Kind, int] = {"queue": 0, "fair": 0, "shares": 4, "constant": 1}
 _LEAST_UTIL = 0.01
 _LEAST_SHARE = 1e-3
 _SOFT_MAX, _SOFT_MIN = 20.0, 12.0
@@ -30,8 +30,9 @@ class Physics:
     """The mean of the model.
 
     Attributes:
-        kind: "queue" for time slicing, "shares" for kernels that run side by side, "constant" without utilisations.
-        params: "shares": κ, c, p, x; "constant": the throughput; "queue": none.
+        kind: "queue" and "fair" for time slicing, "shares" for kernels that run side by side, "constant" without
+            utilisations.
+        params: "shares": κ, c, p, x; "constant": the throughput; the others: none.
     """
 
     kind: Kind
@@ -55,6 +56,8 @@ class Physics:
         if self.kind == "queue":
             m, w = (_column(names, BANDWIDTH, jobs) for jobs in (focal, other))
             return queue(u, v, m * w)
+        if self.kind == "fair":
+            return fair(u, v)
         s, t = (_column(names, STEP, jobs) for jobs in (focal, other))
         return shares(u, v, s - t, self.params)
 
@@ -77,6 +80,21 @@ def queue(util: Floats, other: Floats, bandwidth: Floats) -> Floats:
         busy, their_busy = _busy(d, own), _busy(e, theirs)
         own, theirs = d * (1.0 + their_busy) + cost, e * (1.0 + busy) + cost
     return np.asarray(np.minimum(1.0, 1.0 / (1.0 - d + own)), dtype=np.float64)
+
+
+def fair(util: Floats, other: Floats) -> Floats:
+    """Time is dealt out as wanted while it lasts: halfway between what is known to bound it.
+
+    A scheduler that sees every wish divides by max-min fairness: who wants at most half gets it, and the other the
+    rest. One that is blind to wishes slows both down alike, n = 1 / (u + u'). Real ones lie in between.
+
+    Args:
+        util: Solo utilisation of the focal job.
+        other: That of its neighbour.
+    """
+    u, v = np.broadcast_arrays(np.clip(util, _LEAST_UTIL, 1.0), np.clip(other, 0.0, 1.0))
+    part = np.where(u <= 0.5, u, np.maximum(np.minimum(u, 1.0 - v), 0.5))
+    return np.asarray((part / u + np.minimum(1.0, 1.0 / (u + v))) / 2.0, dtype=np.float64)
 
 
 def shares(util: Floats, other: Floats, log_step_ratio: Floats, params: tuple[float, ...]) -> Floats:

@@ -165,6 +165,7 @@ def _means(table: PairTable, mode: str | None, options: InterferenceOptions) -> 
         return
     if mode != "mps" or STEP not in table.names:
         yield Physics("queue"), False
+        yield Physics("fair"), False
     if mode != "timeslice" and STEP in table.names:
         yield _fit_shares(table, options.prior_pull), False
 

@@ -15,7 +15,7 @@ from cotenant.forecasting.interference.kernel import MIXES, covariance
 from cotenant.forecasting.interference.learned import OTHER_TYPE_WIDENS
 from cotenant.forecasting.interference.model import MISSING_WIDENS, PairModel
 from cotenant.forecasting.interference.observations import FEATURES
-from cotenant.forecasting.interference.physics import Physics, queue, shares
+from cotenant.forecasting.interference.physics import Physics, fair, queue, shares
 from cotenant.forecasting.interference.posterior import solve, solve_robustly
 from cotenant.forecasting.interference.table import BANDWIDTH, UTIL, Jobs, PairTable
 from cotenant.forecasting.training.interference import LEAST_ROWS, fit_pairs
@@ -206,6 +206,23 @@ class TestPhysics:
     def test_queue_falls_with_the_neighbours_demand(self, own: float) -> None:
         assert (np.diff(queue(np.array(own), self.GRID, np.array(0.0))) <= 1e-12).all()
         assert (np.diff(queue(np.array(own), np.array(0.5), self.GRID)) <= 1e-12).all()
+
+    @pytest.mark.parametrize("own", [0.0, 0.3, 0.5, 0.7, 1.0])
+    def test_fair_falls_with_the_neighbours_demand(self, own: float) -> None:
+        found = fair(np.array(own), self.GRID)
+        assert (np.diff(found) <= 1e-12).all()
+        assert ((found > 0.0) & (found <= 1.0)).all()
+
+    @pytest.mark.parametrize(
+        ("own", "other", "n"), [(0.4, 0.5, 1.0), (1.0, 1.0, 0.5), (0.25, 1.0, 0.9), (1.0, 0.25, 0.775)]
+    )
+    def test_a_light_job_keeps_most_of_what_it_wants(self, own: float, other: float, n: float) -> None:
+        assert fair(np.array(own), np.array(other)) == pytest.approx(n)
+
+    def test_the_mean_is_chosen_by_families_held_out(self) -> None:
+        jobs = TABLE.jobs
+        exact = fair(jobs.features[TABLE.focal, 0], jobs.features[TABLE.other, 0])
+        assert fit_pairs(replace(TABLE, throughput=exact), "timeslice").physics.kind == "fair"
 
     def test_two_whole_jobs_get_half_each(self) -> None:
         assert queue(np.array(1.0), np.array(1.0), np.array(0.0)) == pytest.approx(0.5, abs=0.01)
