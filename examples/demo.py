@@ -1,7 +1,8 @@
-"""The demo behind ``make run``: real training jobs, one per device, then in static halves, then packed by cotenant.
+"""The demo behind ``make run``: real training jobs, one per device, in static halves, then packed by cotenant, twice.
 
-Everything is measured on this machine. Ray runs here too and asks for a token; jobs are the programs in
-``examples/workloads``, which know nothing of cotenant; devices are slices of real cores (the ``cpu`` backend).
+First it packs with the predictors that cotenant began with, then with the present ones. Everything is measured on this
+machine. Ray runs here too and asks for a token; jobs are the programs in ``examples/workloads``, which know nothing of
+cotenant; devices are slices of real cores (the ``cpu`` backend).
 """
 
 from __future__ import annotations
@@ -21,19 +22,23 @@ from typing import Any
 
 import psutil
 import yaml
+from demo_demand import compare_forecasts
 from demo_figures import Mode, figures
 from demo_report import render_console, write_html
+from demo_sets import compare_sets
+from demo_values import MODES, PACKED
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cotenant.scheduler.names import prepare_ray_environment
 
-MODES = ("exclusive", "static", "cotenant")
-TITLES = {
-    "exclusive": "1/3 one job per device",
-    "static": "2/3 static halves of a device",
-    "cotenant": "3/3 packed by cotenant",
-}
+# How predictions are made, and the modes that run so. Cotenant is started anew in between; what it has learnt stays.
+STAGES = (
+    ({"demand": "ewquantile", "interference": "rule", "cold_start": False, "retrain": False},
+     ("exclusive", "static", "first")),
+    ({"retrain": False}, ("cotenant",)),  # the rest as it comes; a training would take the machine from the jobs
+)  # fmt: skip
+TITLES = {name: f"{place}/{len(MODES)} {title}" for place, (name, title) in enumerate(MODES.items(), start=1)}
 MODE_TIMEOUT_S = 300.0
 POLL_S = 0.5
 EXPLAIN_EVERY_S = 3.0
@@ -62,7 +67,7 @@ def main() -> int:
     started = time.monotonic()
     modes = run_modes(mix, out, console)
     report = figures(modes, {job.name: job.family for job in mix})
-    report.update(context(), seconds=round(time.monotonic() - started, 1))
+    report.update(comparison(modes, out), **context(), seconds=round(time.monotonic() - started, 1))
     (out / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     write_html(report, out / "report.html")
     console.print(render_console(report))
@@ -97,24 +102,60 @@ def run_modes(mix: Sequence[DemoJob], out: Path, console: Console) -> list[Mode]
     import ray  # noqa: PLC0415 - after the environment it reads is set
 
     from cotenant.actors import cluster  # noqa: PLC0415
-    from cotenant.configs.settings import ApiSettings, DeviceSettings, Settings  # noqa: PLC0415
+    from cotenant.configs.settings import (  # noqa: PLC0415
+        ApiSettings,
+        DeviceSettings,
+        PredictionSettings,
+        Settings,
+    )
     from cotenant.scheduler.client import Client  # noqa: PLC0415
 
-    settings = Settings(device=DeviceSettings(count=2), api=ApiSettings(enabled=False))
     console.print("starting Ray and cotenant on this machine …")
     ray.init(
         address="local", num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
         namespace="cotenant",
     )  # fmt: skip
+    modes: list[Mode] = []
     try:
-        up = cluster.up(None, False, settings, None)
-        console.print(f"cotenant runs on {up.hosts} host with {up.gpus} devices (each one CPU core of this machine)")
-        with Client.connect() as client:
-            modes = [run_mode(client, mode, mix, console) for mode in MODES]
-        cluster.down(force=False)
+        for number, (prediction, names) in enumerate(STAGES):
+            settings = Settings(
+                device=DeviceSettings(count=2),
+                api=ApiSettings(enabled=False),
+                prediction=PredictionSettings(**prediction),
+            )
+            up = cluster.up(None, False, settings, None)
+            if number == 0:
+                console.print(f"cotenant runs on {up.hosts} host with {up.gpus} devices (each one CPU core)")
+            with Client.connect() as client:
+                modes += [run_mode(client, mode, mix, console) for mode in names]
+            cluster.down(force=False)
         return modes
     finally:
         ray.shutdown()
+
+
+def comparison(modes: Sequence[Mode], out: Path) -> dict[str, Any]:
+    """Return how the first and the present predictors do on the same sets of jobs and the same windows."""
+    from cotenant.forecasting.datasets.registry import (  # noqa: PLC0415 - heavy, and only wanted at the end
+        SHIPPED,
+        ModelFileError,
+        Registry,
+        load_interference,
+    )
+    from cotenant.forecasting.interference import UtilisationRule  # noqa: PLC0415
+
+    learned, note = None, ""
+    try:
+        learned = load_interference(Registry(out / "state" / "models"), SHIPPED).predictor()
+    except ModelFileError as error:
+        note = f"The shipped interference model cannot be used: {error}"
+    by_name = {mode.name: mode for mode in modes}
+    packed = [by_name[name] for name in PACKED]
+    return {
+        "sets": compare_sets(packed, by_name["exclusive"], {"first": UtilisationRule(), "cotenant": learned}),
+        "demand": compare_forecasts(modes),
+        "note": note,
+    }
 
 
 def run_mode(client: Any, mode: str, mix: Sequence[DemoJob], console: Console) -> Mode:
@@ -122,7 +163,8 @@ def run_mode(client: Any, mode: str, mix: Sequence[DemoJob], console: Console) -
     from cotenant.scheduler.hints import parse_hints  # noqa: PLC0415 - see run_modes
 
     tuning = client.tuning()
-    placement = tuning.placement.model_copy(update={"policy": mode})
+    policy = "cotenant" if mode in PACKED else mode
+    placement = tuning.placement.model_copy(update={"policy": policy})
     client.set_tuning(tuning.model_copy(update={"placement": placement}))
     begun, busy_before = time.time(), busy_core_s()
     specs = [client.spec(job.command, parse_hints(job.hints, begun), name=job.name, cwd=str(EXAMPLES)) for job in mix]
@@ -166,6 +208,8 @@ def run_mode(client: Any, mode: str, mix: Sequence[DemoJob], console: Console) -
         waiting=explanations,
         busy_core_s=busy_core_s() - busy_before,
         elapsed_s=time.time() - begun,
+        gpu_types={gpu.gpu_id: gpu.gpu_type for gpu in client.gpus()},
+        serving=next((part.note for part in client.health().components if part.name == "models"), ""),
     )
 
 

@@ -7,6 +7,7 @@ time have the same scale, so that the shorter makespan is seen as such.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from textwrap import wrap
@@ -14,10 +15,25 @@ from typing import Any
 
 import plotly.graph_objects as go
 import plotly.io
-from demo_values import MODES, Row, mode_of, names, number, percent, plain, ratio, rows_of, seconds, series_of
+from demo_values import (
+    MODES,
+    PACKED,
+    Row,
+    mode_of,
+    names,
+    number,
+    part_of,
+    percent,
+    plain,
+    ratio,
+    rows_of,
+    seconds,
+    series_of,
+)
 from plotly.subplots import make_subplots
 
-MODE_COLOURS = {"exclusive": "#8a8f98", "static": "#b07aa1", "cotenant": "#2f81f7"}
+MODE_COLOURS = {"exclusive": "#8a8f98", "static": "#b07aa1", "first": "#d9822b", "cotenant": "#2f81f7"}
+SYMBOLS = {"first": "diamond", "cotenant": "circle"}
 FAINT = "rgba(128,128,128,0.45)"
 CLEAR = "rgba(0,0,0,0)"
 TIME_MARGIN = {"l": 40, "r": 8, "t": 22, "b": 34}  # one for all, so that equal times lie below each other
@@ -123,15 +139,57 @@ def utilisation(report: Row, end: float) -> str:
 
 def scatter(jobs: Sequence[Row], colours: Mapping[str, str]) -> str:
     """Return predicted against measured slowdown, one point per job, with the diagonal."""
-    points = [
-        (measured, predicted, job)
-        for job in jobs
-        if (measured := number(job.get("slowdown_measured"))) is not None
-        and (predicted := number(job.get("slowdown_predicted"))) is not None
-    ]
+    points = []
+    for job in jobs:
+        measured, predicted = number(job.get("slowdown_measured")), number(job.get("slowdown_predicted"))
+        if measured is not None and predicted is not None:
+            box = _box(
+                job.get("name"),
+                plain(job.get("family")),
+                f"measured {ratio(measured)}, predicted {ratio(predicted)}, allowed {ratio(job.get('max_slowdown'))}",
+                f"ran beside {names(job.get('neighbours'))}",
+            )
+            points.append(Point(measured, predicted, colours[plain(job.get("family"))], "circle", box))
     if not points:
         return "<p>No job has both a measured and a predicted slowdown.</p>"
-    values = [value for measured, predicted, _ in points for value in (measured, predicted)]
+    return _agreement(points, "scatter", "slowdown measured", "slowdown predicted")
+
+
+def set_scatter(rows: Sequence[Row]) -> str:
+    """Return predicted against measured throughput of all members of all sets, one point per member and predictor."""
+    points = []
+    for row in rows:
+        members = rows_of(row, "members")
+        for name in PACKED:
+            for place, member in enumerate(members):
+                measured = number(member.get("measured"))
+                predicted = number(part_of(member, "predicted").get(name))
+                if measured is not None and predicted is not None:
+                    box = _box(
+                        member.get("name"),
+                        f"beside {names([one.get('name') for i, one in enumerate(members) if i != place])}",
+                        f"n measured {ratio(measured)}, {MODES[name].rpartition(', ')[2]}: {ratio(predicted)}",
+                    )
+                    points.append(Point(measured, predicted, MODE_COLOURS[name], SYMBOLS[name], box))
+    if not points:
+        return "<p>No set of jobs was together long enough to be compared.</p>"
+    return _agreement(points, "sets", "n measured", "n predicted")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a chart of predicted (y) against measured (x)."""
+
+    measured: float
+    predicted: float
+    colour: str
+    symbol: str
+    box: str
+
+
+def _agreement(points: Sequence[Point], name: str, x_title: str, y_title: str) -> str:
+    """Return points around the diagonal on which predictions are exact."""
+    values = [value for point in points for value in (point.measured, point.predicted)]
     room = 0.06 * max(max(values) - min(values), 0.2)
     low, high = min(values) - room, max(values) + room
     figure = go.Figure()
@@ -144,20 +202,18 @@ def scatter(jobs: Sequence[Row], colours: Mapping[str, str]) -> str:
     figure.add_scatter(
         x=[low, high], y=[low, high], mode="lines", line={"color": FAINT, "dash": "dot"}, hoverinfo="skip"
     )
-    for measured, predicted, job in points:
-        box = _box(
-            job.get("name"),
-            plain(job.get("family")),
-            f"measured {ratio(measured)}, predicted {ratio(predicted)}, allowed {ratio(job.get('max_slowdown'))}",
-            f"ran beside {names(job.get('neighbours'))}",
+    for point in points:
+        edge = {"width": 1, "color": "#ffffff"}
+        figure.add_scatter(
+            **{"x": [point.measured], "y": [point.predicted], "mode": "markers"},
+            **{"hovertext": point.box, "hoverinfo": "text"},
+            marker={"size": 12, "color": point.colour, "symbol": point.symbol, "line": edge},
         )
-        marker = {"size": 12, "color": colours[plain(job.get("family"))], "line": {"width": 1, "color": "#ffffff"}}
-        figure.add_scatter(x=[measured], y=[predicted], mode="markers", marker=marker, hovertext=box, hoverinfo="text")
     axis = {"range": [low, high], "zeroline": False, "fixedrange": True, "tickformat": ".2f"}
-    figure.update_xaxes(**axis, title="slowdown measured")
-    figure.update_yaxes(**axis, title="slowdown predicted")
+    figure.update_xaxes(**axis, title=x_title)
+    figure.update_yaxes(**axis, title=y_title)
     figure.update_layout(margin={"l": 58, "r": 8, "t": 8, "b": 48})
-    return f'<div class="square">{_chart(figure, "scatter", 420)}</div>'
+    return f'<div class="square">{_chart(figure, name, 420)}</div>'
 
 
 def _bar(run: Row, y: float, colour: str) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from demo_values import PACKED, mean
 
 WARM_UP_WINDOWS = 2  # the first steps of a program are slower (caches, allocator), on every device
 
@@ -14,7 +16,7 @@ class Mode:
     """One run of the mix.
 
     Attributes:
-        name: "exclusive", "static" or "cotenant".
+        name: "exclusive", "static", "first" (packed with the first predictors) or "cotenant" (with the present ones).
         begun: Unix seconds at submission.
         views: The jobs after they ended (``JobView``).
         windows: Job id → its measured windows (``Signature``).
@@ -22,6 +24,8 @@ class Mode:
         waiting: Job name → the last explanation while it was queued.
         busy_core_s: CPU seconds that all processes of the machine used during the mode.
         elapsed_s: How long the mode took.
+        gpu_types: GPU id → its type.
+        serving: What predicted, in the scheduler's words.
     """
 
     name: str
@@ -32,39 +36,71 @@ class Mode:
     waiting: Mapping[str, str]
     busy_core_s: float
     elapsed_s: float
+    gpu_types: Mapping[str, str] = field(default_factory=dict)
+    serving: str = ""
 
 
 def figures(modes: Sequence[Mode], families: Mapping[str, str]) -> dict[str, Any]:
-    """Return the report.
+    """Return the report; ``jobs`` and what follows it are about mode "cotenant", ``packed`` about either packed mode.
 
-    The individual slowdown of a job is its step rate alone (mode "exclusive") over its step rate in mode "cotenant",
+    The individual slowdown of a job is its step rate alone (mode "exclusive") over its step rate in a packed mode,
     both from the first to the last step of the run, stalls, evaluations and checkpoints included. The packing saving is
-    1 - T_together / T_alone: the time for which devices were occupied in mode "cotenant" over the sum of the jobs'
+    1 - T_together / T_alone: the time for which devices were occupied in the packed mode over the sum of the jobs'
     run times alone. The predicted saving replaces T_alone by what the predictions say the jobs did in the same time.
     """
     by_name = {mode.name: mode for mode in modes}
-    alone, packed = by_name["exclusive"], by_name["cotenant"]
-    jobs = [_job(view, alone, packed, families) for view in packed.views]
-    slowdowns = [job["slowdown_measured"] for job in jobs if job["slowdown_measured"] is not None]
-    occupied = _occupied_s(packed)
+    either = {name: _packed(by_name[name], by_name["exclusive"], families) for name in PACKED}
+    packed, present = by_name["cotenant"], either["cotenant"]
     return {
-        "jobs": jobs,
+        "jobs": present["jobs"],
         "modes": {mode.name: _mode(mode, families) for mode in modes},
-        "packing_saving_measured": _saving(occupied, sum(_run_s(view) for view in alone.views)),
-        "packing_saving_predicted": _saving(occupied, _work_predicted_s(packed)),
-        "unfairness": max(slowdowns) / min(slowdowns) if slowdowns else None,
+        "packed": either,
+        "packing_saving_measured": present["saving_measured"],
+        "packing_saving_predicted": present["saving_predicted"],
+        "unfairness": present["unfairness"],
         "decisions": _decisions(packed),
         "refusals": [{"job": name, "text": _with_names(text, packed)} for name, text in packed.waiting.items()],
     }
 
 
+def saving(together_s: float, alone_s: float) -> float | None:
+    """Return the packing saving of work that takes some time together and some alone."""
+    return 1.0 - together_s / alone_s if alone_s > 0 else None
+
+
 def step_rate(windows: Sequence[Any]) -> float | None:
     """Return steps per second from the first to the last step, warm-up left out; None with too few windows."""
+    span = [w for w in steady(windows) if w.step_rate is not None]
+    return float(sum(w.step_rate * w.window_s for w in span) / sum(w.window_s for w in span)) if span else None
+
+
+def steady(windows: Sequence[Any]) -> Sequence[Any]:
+    """Return the windows from the first to the last with steps, without the warm-up; none when there are too few."""
     moving = [i for i, window in enumerate(windows) if window.step_rate]
-    if len(moving) <= WARM_UP_WINDOWS:
-        return None
-    span = [w for w in windows[moving[WARM_UP_WINDOWS] : moving[-1] + 1] if w.step_rate is not None]
-    return float(sum(w.step_rate * w.window_s for w in span) / sum(w.window_s for w in span))
+    return windows[moving[WARM_UP_WINDOWS] : moving[-1] + 1] if len(moving) > WARM_UP_WINDOWS else ()
+
+
+def _packed(mode: Mode, alone: Mode, families: Mapping[str, str]) -> dict[str, Any]:
+    """Return what sharing did in one packed mode, as measured and as predicted there."""
+    jobs = [_job(view, alone, mode, families) for view in mode.views]
+    slowdowns = [job["slowdown_measured"] for job in jobs if job["slowdown_measured"] is not None]
+    occupied = _occupied_s(mode)
+    measured, predicted = saving(occupied, sum(_run_s(view) for view in alone.views)), saving(occupied, _work_s(mode))
+    return {
+        "serving": mode.serving,
+        "jobs": jobs,
+        "saving_measured": measured,
+        "saving_predicted": predicted,
+        "saving_error": abs(predicted - measured) if predicted is not None and measured is not None else None,
+        "throughput_error": mean(_throughput_error(job) for job in jobs if job["neighbours"]),
+        "unfairness": max(slowdowns) / min(slowdowns) if slowdowns else None,
+    }
+
+
+def _throughput_error(job: Mapping[str, Any]) -> float | None:
+    """Return how far the predicted normalised throughput of a job was off, over its whole run."""
+    measured, predicted = job["slowdown_measured"], job["slowdown_predicted"]
+    return abs(1.0 / predicted - 1.0 / measured) if measured and predicted else None
 
 
 def _job(view: Any, alone: Mode, packed: Mode, families: Mapping[str, str]) -> dict[str, Any]:
@@ -164,15 +200,11 @@ def _union_s(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def _work_predicted_s(mode: Mode) -> float:
+def _work_s(mode: Mode) -> float:
     """Return the solo seconds that the jobs did together, as predicted: sum over jobs of n times its duration."""
     return sum(
         (c.end - c.start) / c.slowdown_predicted for view in mode.views for c in view.colocations if c.end is not None
     )
-
-
-def _saving(together_s: float, alone_s: float) -> float | None:
-    return 1.0 - together_s / alone_s if alone_s > 0 else None
 
 
 def _decisions(mode: Mode) -> list[dict[str, Any]]:

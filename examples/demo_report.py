@@ -1,4 +1,4 @@
-"""Shows the demo's figures: one HTML page that opens offline, and two tables for the terminal.
+"""Shows the demo's figures: one HTML page that opens offline, and four tables for the terminal.
 
 The report is the JSON-able dict that ``demo.py`` also saves as ``report.json``. Times in it are seconds since the start
 of their mode. A figure that is missing (null) is shown as "n/a", never as 0.
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import cycle
 from pathlib import Path
 from string import Template
 
-from demo_charts import BAND, gantt, scatter, utilisation
+from demo_charts import BAND, MODE_COLOURS, gantt, scatter, set_scatter, utilisation
 from demo_values import (
     MODES,
     NA,
+    PACKED,
     Row,
     change,
     hours,
@@ -26,6 +27,7 @@ from demo_values import (
     names,
     number,
     over_limit,
+    part_of,
     percent,
     plain,
     prediction_error,
@@ -33,6 +35,19 @@ from demo_values import (
     rows_of,
     seconds,
     series_of,
+)
+from demo_versus import (
+    BOTH_JOB_COLUMNS,
+    DEMAND_COLUMNS,
+    FIGURE_COLUMNS,
+    SET_COLUMNS,
+    Column,
+    counted,
+    demand_rows,
+    figure_rows,
+    job_rows,
+    served,
+    verdict,
 )
 from plotly.offline import get_plotlyjs
 from rich import box
@@ -44,14 +59,13 @@ PAGE = Path(__file__).with_suffix(".html")
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d31", "#7f7f7f")  # Okabe and Ito's
 LISTED = 30  # longer lists fold the rest away
 
-Column = tuple[str, Callable[[Row], str], bool]  # heading, text of a row's cell, whether it is a number (aligned right)
 MODE_COLUMNS: tuple[Column, ...] = (
     ("mode", lambda row: plain(row["mode"]), False),
     ("makespan", lambda row: seconds(row["makespan_s"]), True),
     ("makespan change", lambda row: change(row["change"]), True),
     ("mean completion", lambda row: seconds(row["mean_completion_s"]), True),
     ("device hours", lambda row: hours(row["device_hours"]), True),
-    ("device utilisation", lambda row: percent(row["utilisation"]), True),
+    ("device busy", lambda row: percent(row["utilisation"]), True),
     ("jobs succeeded", lambda row: plain(row["succeeded"]), True),
 )
 JOB_COLUMNS: tuple[Column, ...] = (
@@ -70,6 +84,8 @@ PAGE_JOB_COLUMNS: tuple[Column, ...] = (
     ("ran beside", lambda job: names(job.get("neighbours")), False),
 )
 
+AGAINST = {**MODES, "first": "its first predictors"}
+VERSUS = "First predictors against the present ones"
 FOREIGN_CORES = 0.6  # Ray and cotenant themselves use 0.2 to 0.3
 
 
@@ -80,12 +96,18 @@ def write_html(report: Row, path: Path) -> None:
 
 
 def render_console(report: Row) -> RenderableType:
-    """Return the headline, the table of modes and the table of jobs, for a terminal of 80 columns or more."""
+    """Return the headline and the tables, for a terminal of 80 columns or more."""
     return Group(
         Text(headline(report) + "\n"),
         _console_table("Modes", MODE_COLUMNS, mode_rows(report)),
         "",
-        _console_table("Jobs, alone and packed by cotenant", JOB_COLUMNS, rows_of(report, "jobs")),
+        _console_table("Jobs, alone and packed with the present predictors", JOB_COLUMNS, rows_of(report, "jobs")),
+        "",
+        _console_table(VERSUS, FIGURE_COLUMNS, figure_rows(report)),
+        "",
+        _console_table(
+            "Demand, forecast on the same windows: error of p50, coverage of p95", DEMAND_COLUMNS, demand_rows(report)
+        ),
     )
 
 
@@ -93,13 +115,14 @@ def headline(report: Row) -> str:
     """Return what was measured, in sentences."""
     packed = mode_of(report, "cotenant")
     return (
-        f"Packed by cotenant, {len(rows_of(report, 'jobs'))} training jobs were all done after "
-        f"{seconds(packed.get('makespan_s'))}: {_against_others(report, 'makespan_s')}. "
+        f"Packed by cotenant with its present predictors, {len(rows_of(report, 'jobs'))} training jobs were all done "
+        f"after {seconds(packed.get('makespan_s'))}: {_against_others(report, 'makespan_s')}. "
         f"A job was done {seconds(packed.get('mean_completion_s'))} after its submission on average: "
         f"{_against_others(report, 'mean_completion_s')}. "
         f"Packing saved {percent(report.get('packing_saving_measured'))} of the device time; "
         f"{percent(report.get('packing_saving_predicted'))} was predicted. "
-        f"Unfairness (largest slowdown over smallest) was {ratio(report.get('unfairness'))}."
+        f"Unfairness (largest slowdown over smallest) was {ratio(report.get('unfairness'))}. "
+        f"{verdict(report)}"
         f"{_slower_than_allowed(report)}{_disturbed(report)}"
     )
 
@@ -122,9 +145,9 @@ def _disturbed(report: Row) -> str:
 
 
 def _against_others(report: Row, figure: str) -> str:
-    """Return how a time in mode cotenant compares with the other two."""
+    """Return how a time in mode cotenant compares with the other modes."""
     ours, parts = number(mode_of(report, "cotenant").get(figure)), []
-    for name in ("exclusive", "static"):
+    for name in (name for name in MODES if name != "cotenant"):
         theirs = number(mode_of(report, name).get(figure))
         if ours is None or not theirs:
             comparison = "not comparable with"
@@ -132,8 +155,8 @@ def _against_others(report: Row, figure: str) -> str:
             comparison = "the same as with"
         else:
             comparison = f"{percent(abs(gain))} {'sooner' if gain > 0 else 'later'} than with"
-        parts.append(f"{comparison} {MODES[name]} ({seconds(theirs)})")
-    return " and ".join(parts)
+        parts.append(f"{comparison} {AGAINST[name]} ({seconds(theirs)})")
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def mode_rows(report: Row) -> list[Row]:
@@ -182,6 +205,18 @@ def page_parts(report: Row) -> dict[str, str]:
         "band": percent(BAND),
         "error": percent(error),
         "scatter": scatter(jobs, colours),
+        "versus": VERSUS,
+        "counted": escape(counted(report)),
+        "served": escape(served(report)),
+        "figures": _table(FIGURE_COLUMNS, figure_rows(report)),
+        "predictors": "".join(
+            f'<li><span style="background:{MODE_COLOURS[name]}"></span>{MODES[name].rpartition(", ")[2]}</li>'
+            for name in PACKED
+        ),
+        "set_scatter": set_scatter(rows_of(part_of(report, "sets"), "rows")),
+        "sets": _table(SET_COLUMNS, rows_of(part_of(report, "sets"), "rows")),
+        "both_jobs": _table(BOTH_JOB_COLUMNS, job_rows(report)),
+        "demand": _table(DEMAND_COLUMNS, demand_rows(report)),
         "decisions": _reasons(report, "decisions", "No decision was recorded."),
         "refusals": _reasons(report, "refusals", "No job had to wait."),
         "context": "".join(_context(report, title) for title in ("machine", "versions", "settings")),

@@ -10,8 +10,10 @@ NA = "n/a"
 MODES = {
     "exclusive": "one job per device",
     "static": "static halves of a device",
-    "cotenant": "packed by cotenant",
+    "first": "packed, first predictors",
+    "cotenant": "packed, present predictors",
 }
+PACKED = ("first", "cotenant")  # in both, jobs share devices as cotenant's predictions have it
 Row = Mapping[str, Any]
 
 
@@ -39,7 +41,12 @@ def _writer(pattern: str, scale: float = 1.0) -> Callable[[object], str]:
 seconds = _writer("{:.1f}\N{NO-BREAK SPACE}s")
 percent = _writer("{:.0f}\N{NO-BREAK SPACE}%", 100.0)
 change = _writer("{:+.0f}\N{NO-BREAK SPACE}%", 100.0)
+points = _writer("{:+.1f}\N{NO-BREAK SPACE}points", 100.0)
+points_off = _writer("{:.1f}\N{NO-BREAK SPACE}points", 100.0)
+tenths = _writer("{:.1f}\N{NO-BREAK SPACE}%", 100.0)
+megabytes = _writer("{:.1f}\N{NO-BREAK SPACE}MB", 1e-6)
 ratio = _writer("{:.2f}")
+fine = _writer("{:.3f}")
 hours = _writer("{:.4f}")
 
 
@@ -60,10 +67,15 @@ def rows_of(source: Row, key: str) -> list[Row]:
     return [row for row in source.get(key) or () if isinstance(row, Mapping)]
 
 
+def part_of(source: Row, key: str) -> Row:
+    """Return a record inside a record; an absent one is empty."""
+    value = source.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
 def mode_of(report: Row, name: str) -> Row:
     """Return what was measured in one mode."""
-    mode: Row = (report.get("modes") or {}).get(name) or {}
-    return mode
+    return part_of(part_of(report, "modes"), name)
 
 
 def series_of(mode: Row) -> dict[str, list[tuple[float, float | None]]]:

@@ -29,7 +29,8 @@ def demo() -> Iterator[ModuleType]:
         import demo_figures
 
         yield demo_figures
-    sys.modules.pop("demo_figures", None)
+    for name in ("demo_figures", "demo_values"):
+        sys.modules.pop(name, None)
 
 
 def window(rate: float | None, util: float | None = 0.5) -> SimpleNamespace:
@@ -68,15 +69,16 @@ def report(demo: ModuleType) -> dict[str, Any]:
     alone = mode("exclusive", [view("a", "g0", 100, 110), view("b", "g0", 110, 120)], 10.0)
     static = mode("static", [view("a", "g0", 100, 116), view("b", "g0", 100, 116)], 6.0)
     together = ((100.0, 112.0),)
+    first = mode("first", [view("a", "g0", 100, 110, ((100.0, 110.0),)), view("b", "g0", 100, 116)], 5.0)
     packed = mode("cotenant", [view("a", "g0", 100, 112, together), view("b", "g0", 100, 114, together)], 8.0)
-    answer: dict[str, Any] = demo.figures([alone, static, packed], FAMILIES)
+    answer: dict[str, Any] = demo.figures([alone, static, first, packed], FAMILIES)
     return answer
 
 
 def test_it_has_what_is_promised_and_is_json(report: dict[str, Any]) -> None:
     json.dumps(report, allow_nan=False)
     assert all(set(job) >= PROMISED["jobs"] for job in report["jobs"])
-    assert set(report["modes"]) == {"exclusive", "static", "cotenant"}
+    assert set(report["modes"]) == {"exclusive", "static", "first", "cotenant"}
     assert all(set(mode) >= PROMISED["modes"] for mode in report["modes"].values())
 
 
@@ -92,9 +94,33 @@ def test_predicted_slowdown_weighs_by_time(report: dict[str, Any]) -> None:
 
 def test_a_device_that_two_jobs_hold_is_occupied_once(report: dict[str, Any]) -> None:
     occupied = {name: mode["device_hours"] * 3600 for name, mode in report["modes"].items()}
-    assert occupied == pytest.approx({"exclusive": 20.0, "static": 16.0, "cotenant": 14.0})
+    assert occupied == pytest.approx({"exclusive": 20.0, "static": 16.0, "first": 16.0, "cotenant": 14.0})
     assert report["packing_saving_measured"] == pytest.approx(1 - 14 / 20)
     assert report["packing_saving_predicted"] == pytest.approx(1 - 14 / (2 * 12 / 1.25 + 2))
+
+
+def test_either_packed_mode_has_its_savings_and_errors_against_the_same_jobs_alone(report: dict[str, Any]) -> None:
+    first, present = report["packed"]["first"], report["packed"]["cotenant"]
+    assert first["saving_measured"] == pytest.approx(1 - 16 / 20)
+    assert first["saving_predicted"] == pytest.approx(1 - 16 / (10 / 1.25 + 16))
+    assert first["saving_error"] == pytest.approx(1 / 3 - 0.2)
+    assert present["saving_error"] == pytest.approx((1 - 14 / 21.2) - 0.3)
+    # Alone 10 steps/s. First: 5 beside a neighbour, 1/1.25 predicted; job b was alone and does not count.
+    assert first["throughput_error"] == pytest.approx(0.8 - 0.5)
+    # Present: 8 of 10, predicted .8 for a and (12 · .8 + 2) / 14 for b.
+    assert present["throughput_error"] == pytest.approx(((12 * 0.8 + 2) / 14 - 0.8) / 2)
+    assert [job["slowdown_measured"] for job in first["jobs"]] == pytest.approx([2.0, 2.0])
+    assert report["jobs"] == present["jobs"]
+
+
+def test_what_was_not_measured_leaves_errors_unknown(demo: ModuleType) -> None:
+    views = [view("a", "g0", 100, 110), view("b", "g0", 100, 110)]
+    modes = [
+        demo.Mode(name, 100.0, views, {}, {}, {}, 0.0, 10.0) for name in ("exclusive", "static", "first", "cotenant")
+    ]
+    packed = demo.figures(modes, FAMILIES)["packed"]
+    assert {name: each["throughput_error"] for name, each in packed.items()} == {"first": None, "cotenant": None}
+    assert packed["first"]["unfairness"] is None
 
 
 def test_times_count_from_the_submission(report: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ JOBS = (
 SCHEDULES = {
     "exclusive": ((0, 1, 0), (0, 1, 1), (24, 1, 1), (31, 1, 0), (42, 1, 1), (58, 1, 0), (64, 1, 1), (80, 1, 0)),
     "static": ((0, 2, 0), (0, 1.9, 1), (0, 1.1, 0), (0, 1.4, 1), (20, 1, 0), (38, 1.1, 1), (42, 1.4, 0), (46, 1.3, 1)),
+    "first": ((0, 1, 0), (0, 1.3, 1), (31, 1.2, 0), (31, 1.3, 0), (0, 1, 1), (31, 1.5, 1), (31, 1.4, 1), (58, 1, 0)),
     "cotenant": ((0, 1, 0), (0, 1.2, 1), (31, 1.1, 0), (31, 1.2, 0), (0, 1, 1), (31, 1.5, 1), (29, 1.3, 1), (52, 1, 0)),
 }  # fmt: skip
 
@@ -48,6 +49,21 @@ def made_up() -> dict[str, Any]:
     return {
         "jobs": jobs,
         "modes": {name: made_up_mode(name) for name in SCHEDULES},
+        "packed": {
+            "first": made_up_packed([{**job, "slowdown_predicted": 1.4} for job in jobs], "utilisation rule", 0.062),
+            "cotenant": made_up_packed(jobs, "learned", 0.031),
+        },
+        "sets": made_up_sets(),
+        "demand": [
+            {
+                "quantity": quantity, "ahead_s": ahead, "forecasts": 740, "persistence": 0.05 * unit,
+                "error": {"first": 0.06 * unit, "cotenant": 0.045 * unit},
+                "coverage": {"first": 0.883, "cotenant": 0.951},
+            }
+            for quantity, unit in (("utilisation", 1.0), ("memory", 1e8))
+            for ahead in (1, 5)
+        ],
+        "note": "",
         "packing_saving_measured": 0.314,
         "packing_saving_predicted": 0.352,
         "unfairness": 1.56,
@@ -66,10 +82,34 @@ def made_up() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def made_up_packed(jobs: list[dict[str, Any]], serving: str, error: float) -> dict[str, Any]:
+    return {
+        "serving": f"interference: {serving}", "jobs": jobs, "saving_measured": 0.25, "saving_predicted": 0.25 + error,
+        "saving_error": error, "throughput_error": 2 * error, "unfairness": 1.5,
+    }  # fmt: skip
+
+
+def made_up_sets() -> dict[str, Any]:
+    rows = [
+        {
+            "gpu_type": "cpu-core", "seconds": {"first": 12.0, "cotenant": 0.0}, "saving": 0.375,
+            "saving_predicted": {"first": 0.3, "cotenant": 0.36},
+            "members": [
+                {"name": "unet-digits", "measured": 0.85, "predicted": {"first": 0.7, "cotenant": 0.82}},
+                {"name": "wide-digits", "measured": 0.75, "predicted": {"first": 0.73, "cotenant": 0.74}},
+            ],
+        }
+    ]  # fmt: skip
+    return {
+        "least_s": 5.0, "together": 4, "rows": rows, "members": 2,
+        "throughput_error": {"first": 0.085, "cotenant": 0.02}, "saving_error": {"first": 0.075, "cotenant": 0.015},
+    }  # fmt: skip
+
+
 def made_up_mode(mode: str) -> dict[str, Any]:
     runs = []
     for (name, family, *_, alone_s, neighbours), (start, stretch, device) in zip(JOBS, SCHEDULES[mode], strict=True):
-        beside = list(neighbours) if mode == "cotenant" else []
+        beside = list(neighbours) if mode in {"first", "cotenant"} else []
         end = start + alone_s * stretch
         span = {"start_s": start + 1.0, "end_s": end, "neighbours": beside, "slowdown_predicted": 1.2}
         runs.append({
@@ -100,7 +140,7 @@ def report_module() -> Iterator[ModuleType]:
         import demo_report
 
         yield demo_report
-    for name in ("demo_report", "demo_charts", "demo_values"):
+    for name in ("demo_report", "demo_charts", "demo_values", "demo_versus"):
         sys.modules.pop(name, None)
 
 
@@ -138,8 +178,9 @@ def test_page_is_one_file_with_its_script_and_no_placeholder_left(report_module:
     ("cotenant_s", "static_s", "said"),
     [
         (60.0, 80.0, "60.0 s: 40 % sooner than with one job per device (100.0 s)"),
-        (60.0, 80.0, "(100.0 s) and 25 % sooner than with static halves of a device (80.0 s)"),
-        (110.0, 80.0, "10 % later than with one job per device (100.0 s) and 38 % later than with static halves"),
+        (60.0, 80.0, "(100.0 s), 25 % sooner than with static halves of a device (80.0 s) and 14 % sooner"),
+        (60.0, 80.0, "(80.0 s) and 14 % sooner than with its first predictors (70.0 s)"),
+        (110.0, 80.0, "10 % later than with one job per device (100.0 s), 38 % later than with static halves"),
         (100.1, 80.0, "the same as with one job per device (100.0 s)"),
         (None, 80.0, "after n/a: not comparable with one job per device (100.0 s)"),
         (60.0, None, "not comparable with static halves of a device (n/a)"),
@@ -150,7 +191,7 @@ def test_headline_says_what_was_measured(
     report_module: ModuleType, cotenant_s: float | None, static_s: float | None, said: str
 ) -> None:
     report = made_up()
-    for mode, makespan in (("exclusive", 100.0), ("static", static_s), ("cotenant", cotenant_s)):
+    for mode, makespan in (("exclusive", 100.0), ("static", static_s), ("first", 70.0), ("cotenant", cotenant_s)):
         report["modes"][mode]["makespan_s"] = makespan
     text = report_module.headline(report).replace("\N{NO-BREAK SPACE}", " ")
     assert said in text
@@ -187,16 +228,16 @@ def test_all_time_scales_are_the_same(report_module: ModuleType) -> None:
     body = body_of(report_module, made_up())
     longest = max(mode["makespan_s"] for mode in made_up()["modes"].values())
     ends = [float(end) for end in re.findall(r'"range":\[0,([\d.]+)\],"ticksuffix":" s"', body)]
-    assert len(ends) == 9  # 3 + 6: a Gantt per mode, a panel per mode and device
-    assert ends == pytest.approx([longest * 1.02] * 9)
+    assert len(ends) == 12  # 4 + 8: a Gantt per mode, a panel per mode and device
+    assert ends == pytest.approx([longest * 1.02] * 12)
 
 
 def test_a_bars_box_tells_its_neighbours_and_how_much_they_were_predicted_to_cost(report_module: ModuleType) -> None:
     gantts = report_module.page_parts(made_up())["gantts"].replace("\\u00a0", " ")
     boxes = [box.replace("\\u003cbr\\u003e", " ") for box in re.findall(r'"hovertext":"(.*?)"', gantts)]
-    assert len(boxes) == 3 * len(JOBS)
+    assert len(boxes) == 4 * len(JOBS)
     assert any("22.0 s beside wide-digits: slowdown 1.20 predicted" in box for box in boxes)
-    assert sum("neighbours: -" in box for box in boxes) == 2 * len(JOBS) + 1
+    assert sum("neighbours: -" in box for box in boxes) == 2 * len(JOBS) + 2
 
 
 def test_a_long_device_name_keeps_its_ends_in_the_charts(report_module: ModuleType) -> None:
@@ -280,7 +321,7 @@ def test_texts_of_the_report_cannot_become_markup(report_module: ModuleType) -> 
 def test_terminal_has_both_tables_with_aligned_numbers(report_module: ModuleType, width: int) -> None:
     lines = [line.rstrip() for line in on_terminal(report_module, made_up(), width).splitlines()]
     assert all(len(line) <= width for line in lines)
-    assert any(re.match(r"packed by cotenant +81\.0.s +-26.% +51\.9.s +0\.0450", line) for line in lines)
+    assert any(re.match(r"packed, present predictors +81\.0.s +-26.% +51\.9.s +0\.0450", line) for line in lines)
     rows = [line for line in lines if line.startswith(tuple(name for name, *_ in JOBS))]
     assert len(rows) == len(JOBS)
     assert {tuple(match.start() for match in re.finditer(r"\.\d\d\b", row)) for row in rows if "n/a" not in row} == {
