@@ -39,7 +39,8 @@ def restore(record: Any, state: Sequence[object]) -> None:
         name = type(record).__name__
         raise ValueError(f"{name}: {len(state)} values are not accepted; give {len(known)} (a newer cotenant wrote it)")
     for index, field in enumerate(known):
-        value = state[index] if index < len(state) else field.default
+        made = field.default if field.default_factory is MISSING else field.default_factory()
+        value = state[index] if index < len(state) else made
         if value is MISSING:
             raise ValueError(f"{type(record).__name__}: {field.name} is missing")
         object.__setattr__(record, field.name, value)

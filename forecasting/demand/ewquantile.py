@@ -19,7 +19,7 @@ from cotenant.forecasting.types import HORIZONS_S, LEVELS, Forecast, Quantiles, 
 from cotenant.forecasting.windows import usable_memory, usable_util, usable_window
 
 # A question about the next second is answered from the last seconds, one about the next quarter of an hour from the
-# last quarter. The short ones were compared on recorded series (benchmarks/forecast_demand.py): shorter still follows
+# last quarter. The short ones were compared on recorded series (benchmarks/forecast.py): shorter still follows
 # steps faster, but its 95th percentile is exceeded more often.
 HALF_LIVES_S: dict[int, float] = {1: 2.0, 2: 4.0, 5: 10.0, 60: 60.0, 300: 300.0, 900: 900.0}
 

@@ -24,6 +24,7 @@ from cotenant.forecasting.training.demand_nets import GruNet, TcnNet
 WARM_UP = 20  # ticks at the beginning of a series, and of a piece of one, that are not learnt from
 PIECE = 84  # ticks of one training sequence
 BATCH = 32
+ROOM = 1.1  # readings up to so many times the largest value possible are taken for it
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[str, int, int], None]  # what, done, of how many
@@ -50,6 +51,17 @@ class TrainingOptions:
     leaves: int = 15
     tree_rate: float = 0.08
     most_examples: int = 40_000
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a value makes no sense."""
+        for name, least in (("seed", 0), ("updates", 1), ("trees", 1), ("leaves", 2), ("most_examples", 1)):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"{name}: {value} is not accepted; give at least {least}")
+        for name in ("learning_rate", "tree_rate"):
+            value = getattr(self, name)
+            if not 0.0 < value <= 1.0:
+                raise ValueError(f"{name}: {value:g} is not accepted; give more than 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +128,9 @@ def fit_demand(
     options = TrainingOptions() if options is None else options
     ticks = sum(len(inputs) for inputs in examples.inputs)
     card = {"series": len(examples.inputs), "ticks": ticks, "seed": options.seed}
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise ValueError(f"kinds: {unknown[0]!r} is not accepted; give some of {', '.join(KINDS)}")
     trained: dict[Kind, DemandArtefact] = {}
     for kind in kinds:
         if kind == "trees":
@@ -132,8 +147,10 @@ def collect(series: Sequence[Floats], settings: MixtureSettings) -> Examples:
     """Run the untrained mixture over the series and keep what an expert would have been told.
 
     Raises:
-        ValueError: No series has more than ``WARM_UP`` + longest horizon values in a row.
+        ValueError: No series has more than ``WARM_UP`` + longest horizon values in a row, or one holds what cannot be a
+            value in its units.
     """
+    series = [_checked(each, i, settings.most) for i, each in enumerate(series)]
     shortest = WARM_UP + max(settings.horizons)
     found = [(part, i) for i, each in enumerate(series) for part in unbroken(each) if len(part) > shortest]
     if not found:
@@ -153,6 +170,19 @@ def collect(series: Sequence[Floats], settings: MixtureSettings) -> Examples:
             ahead[:-horizon, j] = part[horizon:] - part[:-horizon]
         moves.append(ahead)
     return Examples([np.stack(told) for told in recorder.told], moves, [origin for _, origin in found])
+
+
+def _checked(series: Floats, place: int, most: float) -> Floats:
+    values = np.asarray(series, dtype=np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"series {place}: shape {values.shape} is not accepted; give one value per tick")
+    absurd = np.flatnonzero(np.isfinite(values) & ((values < 0.0) | (values > ROOM * most)))
+    if len(absurd):
+        at = int(absurd[0])
+        raise ValueError(
+            f"series {place}: {values[at]:g} at tick {at} is not accepted; give 0 to {most:g}, NaN where not known"
+        )
+    return np.where(np.isfinite(values), np.minimum(values, most), np.nan)
 
 
 class _Recorder:

@@ -133,6 +133,58 @@ def test_gaps_end_a_series_and_nothing_to_learn_from_is_an_error() -> None:
         collect([values[:20]], SETTINGS)
 
 
+@pytest.mark.parametrize(
+    ("series", "message"),
+    [
+        ([], "none of 0 series"),
+        ([np.array([])], "none of 1 series has more than 25 values in a row"),
+        ([np.full(100, np.nan)], "none of 1 series"),
+        ([np.full(100, 0.5), np.full(100, 87.0)], "series 1: 87 at tick 0 is not accepted; give 0 to 1"),
+        ([np.append(np.full(30, 0.5), -0.1)], r"series 0: -0\.1 at tick 30 is not accepted"),
+        ([np.full((10, 10), 0.5)], r"series 0: shape \(10, 10\) is not accepted"),
+        ([np.array(["busy"] * 50)], "could not convert"),
+    ],
+)
+def test_what_cannot_be_learnt_from_is_named(series: list[np.ndarray], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train_demand(series, SETTINGS, options=FEW)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0, 1.05])
+def test_constant_series_teach_that_nothing_changes(value: float) -> None:
+    artefacts = train_demand([np.full(80, value), np.full(40, value)], SETTINGS, options=FEW)
+    experts = tuple(artefact.expert((1, 5), 1) for artefact in artefacts.values())
+    assert after(np.full(60, min(1.0, value)), experts) < 1e-3
+
+
+def test_infinities_are_gaps() -> None:
+    values = sawtooth(100, 9, 0)
+    values[[40, 70]] = np.inf, -np.inf
+    assert sorted(len(inputs) for inputs in collect([values], SETTINGS).inputs) == [29, 29, 40]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"updates": 0}, "updates: 0 is not accepted; give at least 1"),
+        ({"trees": -1}, "trees: -1"),
+        ({"leaves": 1}, "leaves: 1 is not accepted; give at least 2"),
+        ({"most_examples": 0}, "most_examples: 0"),
+        ({"seed": -1}, "seed: -1"),
+        ({"learning_rate": 0.0}, "learning_rate: 0 is not accepted"),
+        ({"tree_rate": float("nan")}, "tree_rate: nan is not accepted"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainingOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_unknown_kinds_are_refused() -> None:
+    with pytest.raises(ValueError, match="kinds: 'lstm' is not accepted; give some of gru, tcn, trees"):
+        train_demand([sawtooth(100, 9, 0)], SETTINGS, ("lstm",), FEW)  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
 def gru() -> DemandArtefact:
     return train_demand([sawtooth(100, 9, 0)], SETTINGS, ("gru",), FEW)["gru"]

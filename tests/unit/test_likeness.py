@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from profiling import Machine, job
 
+from cotenant.actors.devices.base import DeviceSample
 from cotenant.actors.likeness import FIRST_ROWS, SETTLED, Likeness
+from cotenant.actors.messages import WindowBatch
 from cotenant.actors.profiler import Profiler
 from cotenant.configs.settings import ProfilerSettings
 from cotenant.forecasting.demand.hostside import HORIZONS, WIDTH
@@ -121,3 +125,11 @@ def test_too_slow_a_sampling_shows_no_more_than_the_windows() -> None:
         machine.jobs = [job(0.1 * machine.now)]
         slow.tick()
     assert slow.foreseen() == {}
+
+
+def test_the_message_of_a_host_agent_that_foresees_nothing_is_read() -> None:
+    older = WindowBatch.__new__(WindowBatch)
+    older.__setstate__(["h", 1e6, (), {}, (DeviceSample("g0", 0.5, 1.0),)])
+    assert (older.host_id, older.foreseen, older.families) == ("h", {}, {})
+    newer = WindowBatch("h", 1e6, (), {}, (), foreseen={KEY: (0.5,)})
+    assert pickle.loads(pickle.dumps(newer)) == newer
