@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from interference_sets import Case
 
 from cotenant.forecasting.interference.learned import LearnedInterference
 from cotenant.forecasting.interference.observations import Observation
-from cotenant.forecasting.interference.rule import UtilisationRule
+from cotenant.forecasting.interference.rule import CAPACITY_LOSS, FULL_LOSS_AT, SHARING_COST, UtilisationRule
 from cotenant.forecasting.training.interference import fit_pairs
 from cotenant.forecasting.types import DemandProfile, ThroughputPrediction
 
 CLOSE = 0.1  # of n
+LOSSES = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1)
+COSTS = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,45 @@ def of_triples(case: Case) -> Iterator[Row]:
     guesses = [rule.predict([each.focal, *each.others], each.gpu_type)[0].mid for each in triples]
     yield Row(name, "UtilisationRule", "MAE of n", _error(truth, guesses), "1")
     yield Row(name, "cotenant", "rows", float(len(triples)), "rows")
+
+
+def of_rule(case: Case) -> Iterator[Row]:
+    """The rule with its two numbers as they are, and fitted to half of the families; on the other half, every split."""
+    found = [each for each in case.measured if len(each.others) == 1]
+    n = np.array([min(1.0, each.throughput) for each in found])
+    sets = np.array([_set(each) for each in found])
+    families = np.array([[each.focal.family, each.others[0].family] for each in found])
+    guesses = {numbers: _rule(found, *numbers) for numbers in itertools.product(LOSSES, COSTS)}
+    errors: dict[str, list[tuple[float, float]]] = {}
+    for half in itertools.combinations(sorted(set(families.ravel())), len(set(families.ravel())) // 2):
+        here, there = np.isin(families, half).all(axis=1), ~np.isin(families, half).any(axis=1)
+        best = min(guesses, key=lambda numbers: _pair_errors(n[here], guesses[numbers][here], sets[here])[1])
+        for name, numbers in (
+            ("as it is", (CAPACITY_LOSS, SHARING_COST)),
+            ("fitted", best),
+            ("before, 0.08", (0.08, 0.05)),
+        ):
+            errors.setdefault(name, []).append(_pair_errors(n[there], guesses[numbers][there], sets[there]))
+    for name, values in errors.items():
+        for metric, each in zip(("MAE of n", "MAE of the saving"), np.array(values).T, strict=True):
+            label = f"{case.name}, the rule on half of the families"
+            yield Row(label, f"UtilisationRule, {name}", metric, float(each.mean()), "1", float(each.std(ddof=1)))
+
+
+def _rule(found: list[Observation], loss: float, cost: float) -> np.ndarray:
+    u, v = (
+        np.array([_util(job) for job in side]) for side in zip(*((e.focal, e.others[0]) for e in found), strict=True)
+    )
+    capacity = 1.0 - loss * np.minimum(1.0, np.minimum(u, v) / FULL_LOSS_AT)
+    part = np.minimum(u, np.maximum(capacity - v, capacity / 2.0))
+    return np.asarray(part / u / (1.0 + cost * v))
+
+
+def _pair_errors(n: np.ndarray, guess: np.ndarray, sets: np.ndarray) -> tuple[float, float]:
+    """Mean absolute errors of n and of the saving."""
+    rows = [np.flatnonzero(sets == name) for name in np.unique(sets)]
+    saving = [abs(1.0 / n[both].sum() - 1.0 / guess[both].sum()) for both in rows if len(both) == 2]
+    return float(np.mean(np.abs(guess - n))), float(np.mean(saving))
 
 
 def write_pairs(path: Path, found: list[Predicted]) -> None:

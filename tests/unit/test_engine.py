@@ -216,11 +216,11 @@ def test_the_placement_says_what_it_rests_on() -> None:
     answer = place(request(util=0.5), gpu("g0", resident("a", 0.5)), waiting=9)
     assert isinstance(answer, Placement)
     assert {job_id: p.slowdown for job_id, p in answer.predicted.items()} == pytest.approx(
-        {"a": 1.025 / 0.92, "new": 1.025 / 0.92}
+        {"a": 1.025 / 0.96, "new": 1.025 / 0.96}
     )
-    assert answer.saving == pytest.approx(1 - 1.025 / 0.92 / 2)
-    assert answer.score == pytest.approx(0.5 * 0.44293 - 0.5 * 0.11413, abs=1e-4)
-    assert answer.reason == ("on g0 beside a: predicted saving 44%, own slowdown 1.11 (sum of utilisations 1.00)")
+    assert answer.saving == pytest.approx(1 - 1.025 / 0.96 / 2)
+    assert answer.score == pytest.approx(0.5 * 0.46615 - 0.5 * 0.06771, abs=1e-4)
+    assert answer.reason == ("on g0 beside a: predicted saving 47%, own slowdown 1.07 (sum of utilisations 1.00)")
 
 
 def test_several_gpus_all_or_nothing() -> None:

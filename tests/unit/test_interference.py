@@ -40,22 +40,22 @@ def mids(*utils: float) -> list[float]:
     [
         ((0.9,), (1.0,)),
         ((0.3, 0.3), (1.015, 1.015)),
-        ((0.5, 0.5), (1.114, 1.114)),
-        ((1.0, 1.0), (2.283, 2.283)),
-        ((0.33, 0.96), (1.048, 1.654)),
+        ((0.5, 0.5), (1.068, 1.068)),
+        ((1.0, 1.0), (2.1875, 2.1875)),
+        ((0.33, 0.96), (1.048, 1.549)),
         ((0.0, 1.0), (1.05, 1.0)),
-        ((0.4, 0.4, 0.4), (1.357, 1.357, 1.357)),
+        ((0.4, 0.4, 0.4), (1.3, 1.3, 1.3)),
     ],
 )
 def test_slowdown_table(utils: tuple[float, ...], slowdowns: tuple[float, ...]) -> None:
     assert [1 / mid for mid in mids(*utils)] == pytest.approx(slowdowns, abs=1e-3)
 
 
-def test_error_on_the_pairs_it_was_fitted_on_is_what_the_docstring_says() -> None:
+def test_error_on_the_first_pairs_is_what_the_docstring_says() -> None:
     errors = [packing_saving(mids(total / 2, total / 2)) - saving for total, saving in MEASURED_PAIRS]
     plain = [0.5 if total < 1 else 1 - total / 2 for total, _ in MEASURED_PAIRS]
-    assert sum(map(abs, errors)) / len(errors) == pytest.approx(0.040, abs=0.0015)
-    assert sum(errors) / len(errors) == pytest.approx(-0.018, abs=0.001)
+    assert sum(map(abs, errors)) / len(errors) == pytest.approx(0.043, abs=0.001)
+    assert sum(errors) / len(errors) == pytest.approx(0.011, abs=0.001)
     misses = [abs(guess - saving) for guess, (_, saving) in zip(plain, MEASURED_PAIRS, strict=True)]
     assert sum(misses) / len(misses) == pytest.approx(0.074, abs=0.001)
 
