@@ -309,12 +309,45 @@ def test_texts_of_the_report_cannot_become_markup(report_module: ModuleType) -> 
     report["modes"]["cotenant"]["devices"] = {HOSTILE: [[0.0, 0.5]]}
     for row in [*report["jobs"], *report["decisions"], *report["refusals"], *report["modes"]["cotenant"]["runs"]]:
         row.update({key: HOSTILE for key, value in row.items() if isinstance(value, str)}, neighbours=[HOSTILE])
+    for member in report["sets"]["rows"][0]["members"]:
+        member["name"] = HOSTILE
+    report["packed"]["first"]["serving"] = report["note"] = report["demand"][0]["quantity"] = HOSTILE
     report["machine"] = {HOSTILE: HOSTILE}
     body = body_of(report_module, report)
     assert "alert(" in body
     assert "<script>alert" not in body
     # In a chart's data the markup is escaped twice: for the page's script, and for the chart, which reads HTML too.
     assert "\\u003cscript" not in body
+
+
+def test_page_has_every_set_with_what_either_predictor_says_of_it(report_module: ModuleType) -> None:
+    parts = {key: text.replace("\N{NO-BREAK SPACE}", " ") for key, text in report_module.page_parts(made_up()).items()}
+    assert re.findall(r"<span>(.*?)</span>", parts["sets"]) == [
+        *("unet-digits + wide-digits", "12.0 s", "0.0 s", "0.85, 0.75", "0.70, 0.73", "0.82, 0.74"),
+        *("38 %", "30 %", "36 %"),
+    ]
+    points = re.findall(r'"x":\[(0\.\d+)\],"y":\[(0\.\d+)\]', parts["set_scatter"])
+    assert points == [("0.85", "0.7"), ("0.75", "0.73"), ("0.85", "0.82"), ("0.75", "0.74")]
+    assert len(re.findall(r"#d9822b", parts["set_scatter"])) == len(re.findall(r"#2f81f7", parts["set_scatter"])) == 2
+    assert "beside unet-digits" in parts["set_scatter"]
+    assert len(re.findall("<tr>", parts["both_jobs"])) == 1 + len(JOBS)
+    assert "1 of them, with 2 jobs in all, trained together for 5.0 s or more" in parts["counted"]
+    assert "first predictors: interference: utilisation rule" in parts["served"]
+
+
+def test_page_without_any_set_says_so(report_module: ModuleType) -> None:
+    report = made_up()
+    report["sets"] = {
+        **report["sets"], "together": 3, "rows": [], "members": 0,
+        "throughput_error": {"first": None, "cotenant": None}, "saving_error": {"first": None, "cotenant": None},
+    }  # fmt: skip
+    report["note"] = "The shipped interference model cannot be used: version 'shipped' is not accepted"
+    parts = report_module.page_parts(report)
+    assert "No set of jobs was together long enough" in parts["set_scatter"]
+    assert "No set of jobs was together long enough to compare" in parts["headline"]
+    assert "3 different sets of jobs" in parts["counted"]
+    assert "version &#x27;shipped&#x27; is not accepted." in parts["served"]
+    assert "<td" not in parts["sets"]
 
 
 @pytest.mark.parametrize("width", [80, 120])
