@@ -117,7 +117,7 @@ def philly_week(path: Path) -> Iterator[tuple[int, TraceJob]]:
     ``estimate_s`` may be missing.
     """
     start: float | None = None
-    for row in _table(path):
+    for row in read_table(path):
         at = row.time("submit_time")
         start = at if start is None else min(start, at)
         util, membw = row.optional("gpu_util"), row.optional("gmem_util")
@@ -132,7 +132,7 @@ def philly_week(path: Path) -> Iterator[tuple[int, TraceJob]]:
                 memory_bytes=round(row.number("gmem") * MIB),
                 util=None if util is None else min(1.0, util / 100.0),
                 membw_util=None if membw is None else min(1.0, membw / 100.0),
-                estimate_s=row.optional("estimate_s", above=True),
+                estimate_s=row.optional("estimate_s"),
                 user=str(row.fields.get("user") or ""),
             ),
         )
@@ -140,7 +140,7 @@ def philly_week(path: Path) -> Iterator[tuple[int, TraceJob]]:
 
 def philly_sia(path: Path) -> Iterator[tuple[int, TraceJob]]:
     """The Philly job log as Sia's authors publish it: arrivals, run times and GPUs only."""
-    for row in _table(path):
+    for row in read_table(path):
         yield (
             row.line,
             TraceJob(
@@ -155,7 +155,7 @@ def philly_sia(path: Path) -> Iterator[tuple[int, TraceJob]]:
 
 def muri(path: Path) -> Iterator[tuple[int, TraceJob]]:
     """The traces of Muri: times in milliseconds, ``resource_time_1`` is the GPU's part of an iteration."""
-    for row in _table(path):
+    for row in read_table(path):
         iteration_ms = row.number("iteration_time", above=True)
         yield (
             row.line,
@@ -181,7 +181,7 @@ def gavel(path: Path) -> Iterator[tuple[int, TraceJob]]:
 
     The workload is the job type with its number of GPUs, as the table of measured throughputs has it.
     """
-    with _open(path) as lines:
+    with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -210,7 +210,7 @@ def openb(path: Path) -> Iterator[tuple[int, TraceJob]]:
 
     ``util`` is the part of a GPU it asks for (``gpu_milli``); the trace does not say device memory.
     """
-    rows = [row for row in _table(path) if row.whole("num_gpu") > 0]
+    rows = [row for row in read_table(path) if row.whole("num_gpu") > 0]
     if rows and "creation_time" not in rows[0].fields:
         raise TraceError(path, 1, "columns", "creation_time missing", "a pod list with creation and deletion times")
     for row in rows:
@@ -238,7 +238,7 @@ _OWN = {
 
 def own(path: Path) -> Iterator[tuple[int, TraceJob]]:
     """cotenant's own form (``docs/simulation.md``): JSON, one list of jobs with the fields of ``TraceJob``."""
-    with _open(path) as lines:
+    with open_text(path) as lines:
         try:
             document = json.load(lines)
         except json.JSONDecodeError as error:
@@ -273,7 +273,7 @@ def own(path: Path) -> Iterator[tuple[int, TraceJob]]:
                 memory_bytes=0 if fields.get("memory_bytes") is None else row.whole("memory_bytes"),
                 util=util,
                 membw_util=membw,
-                estimate_s=row.optional("estimate_s", above=True),
+                estimate_s=row.optional("estimate_s"),
                 user=str(fields.get("user") or ""),
                 weight=1.0 if weight is None else weight,
                 max_slowdown=row.optional("max_slowdown", 1.0),
@@ -306,7 +306,7 @@ _COLUMNS = {  # columns that only this form has
 
 
 def _recognise(path: Path) -> str:
-    with _open(path) as lines:
+    with open_text(path) as lines:
         head = lines.readline()
     if head.lstrip().startswith(("{", "[")):
         return OWN_FORMAT
@@ -319,14 +319,20 @@ def _recognise(path: Path) -> str:
     raise TraceError(path, 1, "columns", head.strip()[:80], f"the head of one of {', '.join(FORMATS)}")
 
 
-def _open(path: Path) -> Any:
+def open_text(path: Path) -> Any:
+    """Open a text file, plain or compressed with gzip."""
     if path.name.endswith(".gz"):
         return gzip.open(path, "rt", encoding="utf-8", newline="")
     return path.open(encoding="utf-8", newline="")
 
 
-def _table(path: Path) -> Iterator[Row]:
-    with _open(path) as lines:
+def read_table(path: Path) -> Iterator[Row]:
+    """Read a CSV table with a head, row by row.
+
+    Raises:
+        TraceError: A row has more or fewer fields than the head.
+    """
+    with open_text(path) as lines:
         reader = csv.DictReader(lines)
         for fields in reader:
             if None in fields or None in fields.values():

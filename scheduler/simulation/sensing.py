@@ -1,0 +1,118 @@
+"""What the shipped core gets to see of a simulated cluster: the measurements its host agents and the PRM would make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotenant.forecasting.interference.observations import MOST_THROUGHPUT, Observation
+from cotenant.forecasting.types import DemandProfile, Forecast, JobMeasurement, Quantiles, Signature
+from cotenant.scheduler.simulation.world import Run, World
+
+_P95 = 1.05  # of the mean utilisation
+_LEAST = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Sensing:
+    """How well and how late the cluster is measured.
+
+    Attributes:
+        noise: Relative standard deviation of a measured utilisation or throughput.
+        delay_s: From a measurement to its arrival at the core.
+        first_s: How long a job or a set of jobs has run when it is measured.
+        again_s: Time between further measurements; None = only the first after every change of neighbours.
+        evidence_s: How long a set runs together before its throughputs are told as evidence; None = never.
+        seed: Of the noise.
+    """
+
+    noise: float = 0.03
+    delay_s: float = 1.0
+    first_s: float = 6.0
+    again_s: float | None = None
+    evidence_s: float | None = 60.0
+    seed: int = 0
+
+
+class Sensor:
+    """Makes measurements of a world."""
+
+    def __init__(self, world: World, sensing: Sensing, gpu_ids: Sequence[str]) -> None:
+        self._world, self.sensing, self._gpu_ids = world, sensing, gpu_ids
+        self._rng = np.random.default_rng((sensing.seed, 3))
+
+    def profile(self, run: Run) -> DemandProfile:
+        """Return what the job would be found to do alone; a utilisation that the trace does not say counts as 1."""
+        job = run.job
+        util = min(1.0, self._noisy(1.0 if job.util is None else job.util))
+        shared = all(len(self._world.residents[gpu]) > 1 for gpu in run.gpus)
+        return DemandProfile(
+            util_mean=util,
+            util_p95=min(1.0, util * _P95),
+            memory_bytes=job.memory_bytes,
+            solo_step_rate=1.0,
+            observed_s=run.run_s + self._world.now - run.updated,
+            source="history",
+            from_shared=shared and run.starts == 1 and run.run_s == 0.0,
+            membw_util=job.membw_util,
+            fingerprint=fingerprint_of(run),
+            family=job.workload.partition("/")[0],
+        )
+
+    def measure(self, run: Run, gpu: int) -> JobMeasurement:
+        """Return one window of the job on one of its GPUs."""
+        job, profile = run.job, self.profile(run)
+        busy = min(1.0, profile.util_mean * run.speed)
+        signature = Signature(
+            job_id=job.job_id,
+            gpu_id=self._gpu_ids[gpu],
+            start_s=self._world.now - 1.0,
+            window_s=1.0,
+            samples=10,
+            util_mean=busy,
+            util_peak=busy,
+            memory_bytes=float(job.memory_bytes),
+            memory_peak_bytes=float(job.memory_bytes),
+            step_rate=self._noisy(run.speed),
+            throttled_fraction=0.0,
+            host_cores=None,
+            neighbours=len(self._world.residents[gpu]) - 1,
+            compute_share=None,
+        )
+        util = Quantiles(profile.util_mean, profile.util_mean, profile.util_p95, profile.util_p95, profile.util_p95)
+        memory = Quantiles(*[float(job.memory_bytes)] * 5)
+        forecast = Forecast(job.job_id, {1: util, 5: util}, {1: memory, 60: memory}, float(job.memory_bytes), 60)
+        return JobMeasurement(job.job_id, fingerprint_of(run), signature, forecast, profile)
+
+    def evidence(self, gpu: int, seconds: float) -> list[Observation]:
+        """Return the measured throughput of everybody on the GPU beside the others, where one GPU tells it.
+
+        The speed of a job on several GPUs is that of its slowest: it says nothing about this one.
+        """
+        present = self._world.residents[gpu]
+        if len(present) < 2:
+            return []
+        profiles = [self.profile(run) for run in present]
+        found: list[Observation] = []
+        for place, run in enumerate(present):
+            if run.job.gpus > 1:
+                continue
+            alone = self._world.truth.alone(run.job.workload, self._world.gpu_type[gpu], 1)
+            n = min(MOST_THROUGHPUT, max(_LEAST, self._noisy(run.speed / alone)))
+            others = tuple(profile for other, profile in enumerate(profiles) if other != place)
+            low, high = max(_LEAST / 2, n * (1.0 - self.sensing.noise)), n * (1.0 + self.sensing.noise)
+            kind = self._world.gpu_type[gpu]
+            found.append(
+                Observation(kind, profiles[place], others, n, min(n, low), min(MOST_THROUGHPUT, high), seconds)
+            )
+        return found
+
+    def _noisy(self, value: float) -> float:
+        return max(_LEAST, value * (1.0 + self.sensing.noise * float(self._rng.standard_normal())))
+
+
+def fingerprint_of(run: Run) -> str:
+    """Return the key of the job's class of runs: its workload, or the job itself where the trace does not say."""
+    return run.job.workload or run.job.job_id

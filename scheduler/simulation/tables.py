@@ -1,0 +1,109 @@
+"""Reads what is known of sharing: measured pairs, and Gavel's measured throughputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from cotenant.scheduler.simulation.errors import TraceError
+from cotenant.scheduler.simulation.traces import open_text, read_table, workload_key
+from cotenant.scheduler.simulation.truth import PairTable
+from cotenant.scheduler.simulation.workload import Trace, TraceJob, trace_of
+
+
+def load_pairs(path: Path, column: str = "n") -> dict[tuple[str, str], float]:
+    """Read measured pairs: n of the first of two workloads beside the second.
+
+    The file is a CSV table with the columns ``model, batchsize, amp, peer, peer_batchsize, peer_amp`` and one or more
+    of throughputs, or with ``workload, neighbour`` and throughputs.
+
+    Args:
+        path: The file.
+        column: The column to read.
+
+    Raises:
+        TraceError: A row cannot be used.
+    """
+    pairs: dict[tuple[str, str], float] = {}
+    for row in read_table(path):
+        if "workload" in row.fields:
+            key = (row.text("workload"), row.text("neighbour"))
+        else:
+            key = (
+                workload_key(row.text("model"), row.whole("batchsize"), row.whole("amp")),
+                workload_key(row.text("peer"), row.whole("peer_batchsize"), row.whole("peer_amp")),
+            )
+        if key in pairs:
+            raise row.error("pair", " beside ".join(key), "every ordered pair once")
+        n = row.number(column, above=True)
+        if n > 1.5:
+            raise row.error(column, n, "a normalised throughput in (0, 1]")
+        pairs[key] = min(1.0, n)
+    return pairs
+
+
+def utilisations(trace: Trace) -> Mapping[str, float]:
+    """Return the mean utilisation of each workload of which every job says it."""
+    seen: dict[str, list[float]] = {}
+    unknown: set[str] = set()
+    for job in trace.jobs:
+        if job.util is None:
+            unknown.add(job.workload)
+        else:
+            seen.setdefault(job.workload, []).append(job.util)
+    return {name: sum(utils) / len(utils) for name, utils in seen.items() if name not in unknown}
+
+
+class GavelTruth:
+    """Steps per second measured on three GPU types, alone and in pairs (Gavel, OSDI '20).
+
+    A workload is a job type with its number of GPUs. The reference type of a trace's durations is ``reference``.
+
+    Args:
+        path: ``simulation_throughputs.json``, plain or compressed with gzip.
+        reference: The GPU type on which ``duration_s`` is meant.
+    """
+
+    def __init__(self, path: Path, reference: str = "v100") -> None:
+        with open_text(path) as lines:
+            document = json.load(lines)
+        self.reference = reference
+        self.rates: dict[tuple[str, str], float] = {}
+        self._pairs: dict[str, dict[tuple[str, str], float]] = {}
+        for gpu_type, table in document.items():
+            pairs = self._pairs[gpu_type] = {}
+            for name, row in table.items():
+                one = _gavel_key(name)
+                alone = float(row["null"])
+                self.rates[one, gpu_type] = alone
+                for other, both in row.items():
+                    if other != "null" and alone > 0.0:
+                        pairs[one, _gavel_key(other)] = min(1.0, float(both[0]) / alone)
+        self._tables = {gpu_type: PairTable(pairs) for gpu_type, pairs in self._pairs.items()}
+        if reference not in self._tables:
+            raise TraceError(path, None, "reference", reference, f"one of {', '.join(self._tables)}")
+
+    def alone(self, workload: str, gpu_type: str, gpus: int) -> float:
+        """See ``Truth.alone``."""
+        base = self.rates[workload, self.reference]
+        return self.rates[workload, gpu_type] / base if base > 0.0 else 0.0
+
+    def together(self, workloads: tuple[str, ...], gpu_type: str) -> tuple[float, ...]:
+        """See ``Truth.together``."""
+        return self._tables[gpu_type].together(workloads, gpu_type)
+
+    def in_seconds(self, trace: Trace) -> Trace:
+        """Return a Gavel trace with its numbers of steps turned into seconds on the reference type."""
+
+        def timed(job: TraceJob) -> TraceJob:
+            return replace(job, duration_s=job.duration_s / self.rates[job.workload, self.reference])
+
+        return trace_of(trace.name, (timed(job) for job in trace.jobs))
+
+
+def _gavel_key(name: str) -> str:
+    """Turn ``('ResNet-18 (batch size 128)', 4)`` into the workload of the trace."""
+    words, _, gpus = name.strip("()").rpartition(",")
+    return workload_key(words.strip().strip("'\""), f"x{int(gpus)}")

@@ -1,0 +1,170 @@
+"""The command ``cotenant simulate``. Everything heavy is imported when it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cotenant.scheduler.errors import CotenantError, NotAccepted
+
+if TYPE_CHECKING:
+    from cotenant.scheduler.core.models import ModelSource
+    from cotenant.scheduler.simulation.results import Result
+    from cotenant.scheduler.simulation.simulate import Scenario
+    from cotenant.scheduler.simulation.workload import Cluster, Trace
+
+GIB = 1 << 30
+REPORT_HTML = "report.html"
+_DAY_S = 86_400.0
+
+
+def simulate(
+    *,
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace of jobs (docs/simulation.md).")],
+    policy: Annotated[
+        str,
+        typer.Option("--policy", metavar="NAME[,NAME…]", help="Policies to compare; 'cotenant' is the shipped core."),
+    ] = "cotenant",
+    gpus: Annotated[
+        str, typer.Option("--gpus", metavar="N | TYPE:N,…", help="Number of GPUs, or numbers of several types.")
+    ] = "8",
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results and report.html.")],
+    gpus_per_host: Annotated[int, typer.Option("--gpus-per-host", min=1, help="GPUs of one host.")] = 8,
+    gpu_memory: Annotated[
+        float, typer.Option("--gpu-memory", metavar="GIB", min=0.001, help="Memory of a GPU that jobs may use.")
+    ] = 24.0,
+    form: Annotated[
+        str | None, typer.Option("--format", help="Form of the trace; default: told by its columns.")
+    ] = None,
+    pairs: Annotated[
+        Path | None, typer.Option("--pairs", metavar="CSV", help="Measured pairs: the truth; default: no slowdown.")
+    ] = None,
+    pairs_column: Annotated[str, typer.Option("--pairs-column", help="Column of --pairs that is true.")] = "n",
+    known_column: Annotated[
+        str | None, typer.Option("--known-column", help="Column of --pairs that 'cotenant' is told; default: none.")
+    ] = None,
+    restart_cost: Annotated[
+        float, typer.Option("--restart-cost", metavar="S", min=0.0, help="Work lost by a suspension or a move.")
+    ] = 60.0,
+    job_mtbf: Annotated[
+        float | None, typer.Option("--job-mtbf", metavar="HOURS", min=0.001, help="Mean run time between crashes.")
+    ] = None,
+    node_mtbf: Annotated[
+        float | None, typer.Option("--node-mtbf", metavar="DAYS", min=0.001, help="Mean time between losses of a host.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first jobs of the trace.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as plain JSON.")] = False,
+) -> None:
+    """Run a trace of jobs through one or several schedulers in virtual time and compare them."""
+    from cotenant.scheduler.simulation.page import render  # noqa: PLC0415 - imports plotly
+    from cotenant.scheduler.simulation.simulate import Scenario, policy_names  # noqa: PLC0415
+    from cotenant.scheduler.simulation.simulate import simulate as run  # noqa: PLC0415 - imports pandas
+    from cotenant.scheduler.simulation.world import Costs, Faults, SimulationError  # noqa: PLC0415
+
+    names = [name.strip() for name in policy.split(",")]
+    for name in names:
+        if name not in policy_names():
+            raise NotAccepted("policy", name, f"some of {', '.join(policy_names())}, with commas between")
+    jobs = _trace(trace, form, limit)
+    scenario = Scenario(
+        jobs,
+        _cluster(gpus, gpus_per_host, gpu_memory),
+        costs=Costs(restart_cost, restart_cost),
+        faults=Faults(
+            None if job_mtbf is None else job_mtbf * 3600.0,
+            None if node_mtbf is None else node_mtbf * _DAY_S,
+            seed=seed,
+        ),
+    )
+    scenario, models = _with_pairs(scenario, pairs, pairs_column, known_column)
+    results: list[Result] = []
+    try:
+        for name in names:
+            results.append(run(scenario, name, models, seed))
+            if not as_json:
+                typer.echo(_line(results[-1]))
+    except (SimulationError, KeyError) as error:
+        raise CotenantError(str(error.args[0])) from error
+    try:
+        for result in results:
+            result.write(out / result.policy)
+        (out / REPORT_HTML).write_text(render(results), encoding="utf-8")
+    except OSError as error:
+        raise CotenantError(f"out: {out} cannot be written: {error.strerror}") from error
+    if as_json:
+        typer.echo(json.dumps([result.summary() for result in results], indent=2, allow_nan=False))
+        return
+    typer.echo(f"written: {out / REPORT_HTML}")
+
+
+def _trace(path: Path, form: str | None, limit: int | None) -> Trace:
+    from cotenant.scheduler.simulation.errors import TraceError  # noqa: PLC0415
+    from cotenant.scheduler.simulation.traces import FORMATS, load  # noqa: PLC0415
+    from cotenant.scheduler.simulation.workload import Trace  # noqa: PLC0415
+
+    if form is not None and form not in FORMATS:
+        raise NotAccepted("format", form, f"one of {', '.join(FORMATS)}")
+    try:
+        trace = load(path, form)
+    except TraceError as error:
+        raise CotenantError(str(error)) from error
+    except OSError as error:
+        raise CotenantError(f"trace: {path} cannot be read: {error.strerror}") from error
+    return trace if limit is None else Trace(trace.name, trace.jobs[:limit])
+
+
+def _cluster(gpus: str, per_host: int, memory_gib: float) -> Cluster:
+    from cotenant.scheduler.simulation.workload import even_cluster, mixed_cluster  # noqa: PLC0415
+
+    memory = round(memory_gib * GIB)
+    counts: list[tuple[str, int]] = []
+    for part in gpus.split(","):
+        kind, colon, number = part.strip().rpartition(":")
+        if not number.isdigit() or int(number) < 1 or (colon and not kind):
+            raise NotAccepted("gpus", gpus, "a number such as 64, or types with numbers such as v100:8,k80:24")
+        counts.append((kind or "gpu", int(number)))
+    if len(counts) == 1 and counts[0][0] == "gpu":
+        return even_cluster(counts[0][1], per_host, memory_bytes=memory)
+    return mixed_cluster(counts, per_host, memory)
+
+
+def _with_pairs(scenario: Scenario, pairs: Path | None, true: str, known: str | None) -> tuple[Scenario, ModelSource]:
+    """Return the scenario with its truth, and what the shipped core predicts with."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    from cotenant.scheduler.core.models import first_models, only  # noqa: PLC0415
+    from cotenant.scheduler.simulation.errors import TraceError  # noqa: PLC0415
+    from cotenant.scheduler.simulation.predictors import TablePredictor  # noqa: PLC0415
+    from cotenant.scheduler.simulation.tables import load_pairs, utilisations  # noqa: PLC0415
+    from cotenant.scheduler.simulation.truth import PairTable  # noqa: PLC0415
+
+    if pairs is None:
+        if known is not None:
+            raise NotAccepted("known-column", known, "a column of --pairs, which is missing")
+        return scenario, first_models
+    utils = utilisations(scenario.trace)
+    try:
+        truth = PairTable(load_pairs(pairs, true), utils)
+        if known is None:
+            return replace(scenario, truth=truth), first_models
+        table = PairTable(load_pairs(pairs, known), utils)
+    except TraceError as error:
+        raise CotenantError(str(error)) from error
+    except OSError as error:
+        raise CotenantError(f"pairs: {pairs} cannot be read: {error.strerror}") from error
+    return replace(scenario, truth=truth), only(TablePredictor(table))
+
+
+def _line(result: Result) -> str:
+    summary: dict[str, Any] = result.summary()
+    if not summary["ended"]:
+        return f"{result.policy}: no job ended"
+    return (
+        f"{result.policy}: mean completion {summary['jct_s']['mean']:,.0f} s (p99 {summary['jct_s']['p99']:,.0f} s), "
+        f"queueing {summary['queue_s']['mean']:,.0f} s, run/duration {summary['slowdown']['mean']:.3f}, "
+        f"{100 * summary['saving']:.1f} % of GPU time saved, makespan {summary['makespan_s']:,.0f} s"
+    )
