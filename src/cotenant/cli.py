@@ -25,6 +25,7 @@ from cotenant._characterise import characterise
 from cotenant._evaluate import evaluate
 from cotenant._hint_options import with_hint_options
 from cotenant._models import models
+from cotenant._simulate import simulate
 from cotenant._train_coldstart import train
 from cotenant.scheduler.errors import CotenantError, NotPlaceable
 from cotenant.scheduler.hints import check_job_id, metadata_hints, parse_hints
@@ -404,6 +405,7 @@ def version() -> None:
 
 
 app.command()(characterise)
+app.command()(simulate)
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(models, name="models")
