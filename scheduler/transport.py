@@ -108,7 +108,7 @@ def connect(address: str | None) -> Link:
     owns_ray = "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
     if owns_ray:
         prepare_ray_environment(local=False)
-        _join(address)
+        join(address)
     link = Link(owns_ray)
     try:
         link.scheduler("ping")
@@ -118,7 +118,15 @@ def connect(address: str | None) -> Link:
     return link
 
 
-def _join(address: str | None) -> None:
+def join(address: str | None) -> None:
+    """Connect this process to a Ray cluster; ``prepare_ray_environment`` comes first.
+
+    Args:
+        address: Ray address; None = ``COTENANT_ADDRESS``, ``RAY_ADDRESS`` or the cluster ``cotenant up`` recorded.
+
+    Raises:
+        NotConnected: There is none.
+    """
     import ray  # noqa: PLC0415
 
     record = ClusterRecord.load()

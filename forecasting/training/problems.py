@@ -102,7 +102,7 @@ class PairProblem:
         self.inner, self.outer = parted(sorted(set(members.values())), seed, "families of jobs")
         self.steps = len(self.inner)
         self._inside, self._outside = without_group(observations, members, set(self.outer))
-        self.identity = {
+        self.identity: Mapping[str, str | int] = {
             "kind": self.kind,
             "data": fingerprint,
             "mode": mode or "either",
@@ -183,7 +183,7 @@ class SeriesProblem:
         order = shuffled(self.inner, seed)
         self._parts = [frozenset(order[start::MOST_FOLDS]) for start in range(min(MOST_FOLDS, len(order)))]
         self.steps = len(self._parts)
-        self.identity = {
+        self.identity: Mapping[str, str | int] = {
             "kind": self.kind,
             "data": fingerprint,
             "quantity": quantity,

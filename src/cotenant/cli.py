@@ -27,6 +27,7 @@ from cotenant._hint_options import with_hint_options
 from cotenant._models import models
 from cotenant._simulate import simulate
 from cotenant._train_coldstart import train
+from cotenant._tune import tune
 from cotenant.scheduler.errors import CotenantError, NotPlaceable
 from cotenant.scheduler.hints import check_job_id, metadata_hints, parse_hints
 from cotenant.scheduler.specs import check_command, check_name, check_reason
@@ -408,6 +409,7 @@ app.command()(characterise)
 app.command()(simulate)
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
+app.add_typer(tune, name="tune")
 app.add_typer(models, name="models")
 
 
