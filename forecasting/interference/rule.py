@@ -71,9 +71,9 @@ def _predict_one(util: float, total: float, capacity: float, part: float, reason
 
 
 def _demand(member: DemandProfile) -> float:
-    if member.source == "unknown" or not math.isfinite(member.util_mean):
+    if member.source == "unknown" or not member.util_mean >= 0.0:  # NaN and less than nothing are no readings
         return 1.0
-    return min(1.0, max(0.0, member.util_mean))
+    return min(1.0, member.util_mean)
 
 
 def _fair_parts(utils: Sequence[float], capacity: float) -> list[float]:

@@ -70,6 +70,11 @@ def test_the_heavy_job_pays() -> None:
     assert light.mid > heavy.mid > heavy.low
 
 
+@pytest.mark.parametrize("absurd", [float("nan"), float("inf"), -0.01, -250.0, 2.5])
+def test_an_absurd_utilisation_counts_as_the_whole_gpu(absurd: float) -> None:
+    assert mids(0.5, absurd)[0] == mids(0.5, 1.0)[0]
+
+
 def test_an_unknown_job_counts_as_the_whole_gpu() -> None:
     known = RULE.predict([profile(0.5), profile(1.0)], "any")
     unknown = RULE.predict([profile(0.5), replace(UNKNOWN_PROFILE, util_mean=0.1)], "any")
