@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import ray
@@ -15,12 +15,14 @@ from cotenant.actors.history import open_history, store_folder
 from cotenant.actors.learning import Evidence, Training
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.models import ModelShelf
+from cotenant.actors.watch import PredictionLog, Watch
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.profiles import ProfileBook
 from cotenant.forecasting.signatures import accepted, brief
 from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
 from cotenant.scheduler.core.events import EvidenceGathered, MeasurementsReported
 from cotenant.scheduler.names import NAMESPACE, SCHEDULER
+from cotenant.scheduler.views import DemandScoreView, PredictionsView, TrainingView
 
 KEEP_WINDOWS = 3600  # an hour of one-second windows per job and per GPU
 SAVE_EVERY_S = 5.0
@@ -50,6 +52,8 @@ class Prm:
         self._learns_pairs = settings.prediction.interference == "learned"
         self._evidence = Evidence(folder / "evidence.jsonl", _log)
         store = store_folder(settings.signatures, folder) if settings.signatures.enabled else None
+        log = PredictionLog(settings.signatures, folder) if settings.signatures.enabled else None
+        self._watch = Watch(self._shelf, log)
         self._training = Training(settings.prediction, self._shelf, folder, store)
         self._saved_at = 0.0
         self._jobs: dict[str, deque[Signature]] = {}
@@ -73,7 +77,9 @@ class Prm:
             self._book.observe(signature, batch.fingerprints[signature.job_id])
             self._jobs.setdefault(signature.job_id, deque(maxlen=KEEP_WINDOWS)).append(signature)
         profiles = {signature.job_id: self._profile(batch, signature.job_id) for signature in briefs}
-        self._evidence.observe(batch, briefs, profiles)
+        self._watch.windows(batch.host_id, briefs)
+        observations = self._evidence.observe(batch, briefs, profiles)
+        self._watch.slowdowns(batch.host_id, batch.at, observations)
         for device in batch.devices:
             readings = self._devices.setdefault(device.gpu_id, deque(maxlen=KEEP_WINDOWS))
             readings.append((batch.at, device.util, device.memory_bytes))
@@ -83,14 +89,34 @@ class Prm:
             self._saved_at = batch.at
             self._save()
             self._forecaster.follow()
+            self._watch.follow()
             self._train()
 
     def close(self) -> None:
         """Write down what was learnt and measured; called before the actor is ended."""
         self._training.close()
         self._save()
+        self._watch.close()
         if self._history is not None:
             self._history.close()
+
+    def predictions(self) -> PredictionsView:
+        """Return what forecasts demand here, how good predictions were lately, and what is being learnt."""
+        note = self._forecaster.note()
+        return PredictionsView(
+            serving={"demand": self._forecaster.serving},
+            warnings=[*self._forecaster.warnings, *([note] if note else [])],
+            evidence=0,
+            demand=self._watch.demand_scores() or [],
+            slowdowns=self._watch.slowdown_scores(),
+            drift=[],
+            training=self._training.running,
+            trainings=[TrainingView(**asdict(each)) for _, each in sorted(self._training.outcomes.items())],
+        )
+
+    def forecast_scores(self, job_id: str) -> list[DemandScoreView] | None:
+        """Return how good the demand forecasts of a job were lately; None when it is not known."""
+        return self._watch.demand_scores(job_id)
 
     def windows(self, job_ids: list[str]) -> dict[str, list[Signature]]:
         """Return the recorded windows of these jobs (the last hour at most), oldest first."""
@@ -118,6 +144,7 @@ class Prm:
         self, batch: WindowBatch, windows: Sequence[Signature], profiles: Mapping[str, DemandProfile]
     ) -> None:
         forecasts = self._forecaster.forecast_batch(list(profiles))
+        self._watch.forecasts(forecasts, batch.at, windows)
         measurements = [
             JobMeasurement(
                 job_id=signature.job_id,
@@ -141,7 +168,8 @@ class Prm:
         present = {signature.job_id for signature in batch.signatures}
         for job_id in self._jobs_on_host.get(batch.host_id, set()) - present:
             self._forecaster.forget(job_id)
-            self._evidence.forget(job_id)
+            self._watch.forget(job_id)
+            self._watch.slowdowns(batch.host_id, batch.at, self._evidence.forget(job_id))
         self._jobs_on_host[batch.host_id] = present
         if len(self._jobs) > 20_000:  # ended jobs' series are kept for reports, but not for ever
             for job_id in list(self._jobs)[:10_000]:

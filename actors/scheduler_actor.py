@@ -42,7 +42,7 @@ from cotenant.scheduler.errors import CotenantError, JobNotFound, NotConnected, 
 from cotenant.scheduler.journal.ledger import Ledger, Taken
 from cotenant.scheduler.journal.store import Journal, JournalError, JournalTaken, NotRecordable
 from cotenant.scheduler.specs import check_reason, check_spec
-from cotenant.scheduler.views import Explanation, GpuView, Health, HostView, JobView, PlanView, TuningView
+from cotenant.scheduler.views import Explanation, GpuView, Health, HostView, JobView, PlanView, ServingView, TuningView
 
 TICK_S = 0.5
 SILENT_S = 3.0  # an agent that has not reported for this long gets no new jobs
@@ -186,15 +186,23 @@ class Scheduler:
         self._commit([SettingsChanged(tuning.placement, tuning.resize)])
         return self.tuning()
 
+    def models(self) -> ServingView:
+        """Say which models serve here."""
+        with self._lock:
+            return ServingView(
+                serving=dict(self._core.state.models.serving),
+                warnings=[*self._shelf.warnings(), *self._core.warnings],
+                evidence=len(self._core.state.evidence),
+            )
+
     def health(self) -> Health:
         """Say whether all parts answer."""
         with self._lock:
             silence = {host_id: time.monotonic() - contact.seen for host_id, contact in self._contacts.items()}
             note = self._ledger.note()
-            warnings = (*self._shelf.warnings(), *self._core.warnings)
-            serving = dict(self._core.state.models.serving)
-        models = "; ".join(warnings) or ", ".join(f"{kind}: {version}" for kind, version in sorted(serving.items()))
-        return self._fleet.health(silence, note, models)
+        serves = self.models()
+        said = [f"{kind}: {version}" for kind, version in sorted(serves.serving.items())]
+        return self._fleet.health(silence, note, "; ".join(serves.warnings or said))
 
     def location(self, job_id: str) -> list[tuple[str, int]]:
         """Return (host id, epoch) of every host that holds the job or held it last."""

@@ -32,12 +32,14 @@ from cotenant.scheduler.specs import (
     check_name,
 )
 from cotenant.scheduler.views import (
+    DemandScoreView,
     Explanation,
     GpuView,
     Health,
     HostView,
     JobView,
     PlanView,
+    PredictionsView,
     TuningView,
 )
 
@@ -283,6 +285,18 @@ def list_gpus(client: Connection) -> list[GpuView]:
 def list_hosts(client: Connection) -> list[HostView]:
     """List hosts with their agents."""
     return client.hosts()
+
+
+@_router.get("/predictions")
+def get_predictions(client: Connection) -> PredictionsView:
+    """Say what predicts, how good it was lately, and what is being learnt."""
+    return client.predictions()
+
+
+@_router.get("/jobs/{job_id}/forecast-scores")
+def get_forecast_scores(client: Connection, job_id: JobId) -> list[DemandScoreView]:
+    """Say how good the demand forecasts of a running job were lately, by horizon."""
+    return client.forecast_scores(job_id)
 
 
 @_router.post("/plan")

@@ -17,6 +17,7 @@ from cotenant.scheduler.fingerprint import fingerprint
 from cotenant.scheduler.hints import check_job_id
 from cotenant.scheduler.specs import check_command, check_reason, check_spec, tidy_name
 from cotenant.scheduler.views import (
+    DemandScoreView,
     Explanation,
     GpuView,
     Health,
@@ -24,6 +25,8 @@ from cotenant.scheduler.views import (
     JobView,
     LogChunk,
     PlanView,
+    PredictionsView,
+    ServingView,
     TuningView,
 )
 
@@ -261,6 +264,28 @@ class Client:
         """Change them, from the next scheduling cycle on."""
         answer: TuningView = self._call("set_tuning", tuning)
         return answer
+
+    def predictions(self) -> PredictionsView:
+        """Return what predicts, how good it was lately, and what is being learnt."""
+        models: ServingView = self._call("models")
+        answer: PredictionsView = self._link.prm("predictions")
+        return answer.model_copy(
+            update={
+                "serving": {**answer.serving, **models.serving},
+                "warnings": [*models.warnings, *answer.warnings],
+                "evidence": models.evidence,
+            }
+        )
+
+    def forecast_scores(self, job_id: str) -> list[DemandScoreView]:
+        """Return how good the demand forecasts of a job that runs were lately, by horizon; empty when none was scored.
+
+        Raises:
+            JobNotFound: There is no such job.
+        """
+        self.job(job_id)
+        answer: list[DemandScoreView] | None = self._link.prm("forecast_scores", job_id)
+        return answer or []
 
     def windows(self, job_ids: Sequence[str]) -> dict[str, list[Any]]:
         """Return the measured windows (``Signature``) of jobs, the last hour at most, oldest first."""

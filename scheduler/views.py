@@ -163,6 +163,73 @@ class Health(View):
     components: list[ComponentHealth]
 
 
+class DemandScoreView(View):
+    """How good demand forecasts of one horizon were lately. None = nothing was scored.
+
+    Errors are of utilisations in [0, 1]. Coverage: part of the utilisations at or below the 95th percentile.
+    Violations: part of the memory readings above the 99th percentile; waste: how far it was above, as a fraction.
+    """
+
+    horizon_s: int
+    scored: int
+    util_error: float | None
+    util_persistence_error: float | None
+    util_coverage_p95: float | None
+    memory_violations: float | None
+    memory_waste: float | None
+
+
+class SlowdownScoreView(View):
+    """How good predictions of normalised throughput were lately on one GPU type.
+
+    ``rule_error`` is the utilisation rule's on the same measurements. Bias above 0: slower than predicted. Coverage:
+    part of the measurements inside the predicted 80 % interval.
+    """
+
+    gpu_type: str
+    scored: int
+    error: float
+    rule_error: float
+    bias: float
+    coverage: float
+
+
+class TrainingView(View):
+    """How a training in the background ended."""
+
+    kind: str
+    at: float
+    version: str | None
+    adopted: bool
+    reason: str
+    candidate: dict[str, float]
+    active: dict[str, float]
+
+
+class ServingView(View):
+    """Which models serve in the scheduler, by kind, and what is wrong with them."""
+
+    serving: dict[str, str]
+    warnings: list[str]
+    evidence: int
+
+
+class PredictionsView(View):
+    """What predicts, how good it was lately, and what is being learnt.
+
+    ``evidence``: measured (job, set) combinations of this cluster that predictions rest on.
+    """
+
+    serving: dict[str, str]
+    warnings: list[str]
+    evidence: int
+    demand: list[DemandScoreView]
+    slowdowns: list[SlowdownScoreView]
+    drift: list[str]
+    training: str
+    trainings: list[TrainingView]
+
+
 class TuningView(View):
     """The settings an administrator may change while everything runs."""
 

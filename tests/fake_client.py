@@ -11,6 +11,7 @@ from cotenant.scheduler.core.model import Hints, JobState
 from cotenant.scheduler.errors import CotenantError, JobNotFound
 from cotenant.scheduler.views import (
     ComponentHealth,
+    DemandScoreView,
     Explanation,
     GpuView,
     Health,
@@ -20,13 +21,49 @@ from cotenant.scheduler.views import (
     LogChunk,
     PlannedJob,
     PlanView,
+    PredictionsView,
     ShareView,
+    SlowdownScoreView,
+    TrainingView,
     TuningView,
     UsageView,
 )
 
 GIB = 2**30
 SHARE = ShareView(gpu_id="gpu-0", host_id="host-0", memory_bytes=2 * GIB, compute=0.4)
+
+PREDICTIONS = PredictionsView(
+    serving={"demand": "mixture", "interference": "shipped"},
+    warnings=["coldstart model 20200101T000000Z-00000000 cannot be used: no such file"],
+    evidence=7,
+    demand=[
+        DemandScoreView(
+            horizon_s=5,
+            scored=120,
+            util_error=0.021,
+            util_persistence_error=0.034,
+            util_coverage_p95=0.95,
+            memory_violations=None,
+            memory_waste=None,
+        )
+    ],
+    slowdowns=[
+        SlowdownScoreView(gpu_type="cpu-core", scored=14, error=0.041, rule_error=0.066, bias=-0.012, coverage=0.79)
+    ],
+    drift=[],
+    training="",
+    trainings=[
+        TrainingView(
+            kind="interference",
+            at=1.0,
+            version="20300101T000000Z-0a1b2c3d",
+            adopted=False,
+            reason="the active model is better",
+            candidate={"mae": 0.05},
+            active={"mae": 0.04},
+        )
+    ],
+)
 
 
 def job_view(job_id: str = "job-1", state: JobState = JobState.RUNNING, **changes: Any) -> JobView:
@@ -180,6 +217,14 @@ class FakeClient:
             assert self.gate.wait(20.0), "nobody stopped the job"
         yield last
         self.known[job_id] = self.final.model_copy(update={"job_id": job_id})
+
+    def predictions(self) -> PredictionsView:
+        self._check()
+        return PREDICTIONS
+
+    def forecast_scores(self, job_id: str) -> list[DemandScoreView]:
+        self.job(job_id)
+        return PREDICTIONS.demand[:1]
 
     def tuning(self) -> TuningView:
         self._check()

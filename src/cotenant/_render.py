@@ -119,7 +119,7 @@ def _shares(shares: Iterable[ShareView]) -> str:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-class _Table:
+class FittingTable:
     """Rows that fit where they are shown: a narrow terminal gets fewer columns instead of unreadable ones.
 
     The last column is for people and wraps.
@@ -177,7 +177,7 @@ def jobs(views: Sequence[JobView]) -> RenderableType:
     if not views:
         return Text("no jobs")
     now = time.time()
-    table = _Table(
+    table = FittingTable(
         *("JOB", "NAME", "STATE", "UTIL", "STEPS/S", "SLOWDOWN", "TIME", "SHARES OR REASON"),
         spare=("STEPS/S", "UTIL", "NAME", "SLOWDOWN", "TIME"),
         last_width=28,
@@ -217,7 +217,7 @@ def gpus(views: Sequence[GpuView]) -> RenderableType:
     """Return the table of ``gpus``."""
     if not views:
         return Text("no GPUs: 'cotenant doctor --cluster' says why")
-    table = _Table(
+    table = FittingTable(
         *("GPU", "TYPE", "HOST", "UTIL", "MEMORY USED", "RESERVED", "OF", "COMPUTE", "JOBS"),
         spare=("TYPE", "HOST", "OF", "COMPUTE", "RESERVED"),
         last_width=_JOB_ID_WIDTH,
@@ -249,7 +249,7 @@ def hosts(views: Sequence[HostView]) -> RenderableType:
     if not views:
         return Text("no hosts: 'cotenant doctor --cluster' says why")
     now = time.time()
-    table = _Table("HOST", "NAME", "STATE", "GPUS", "LAST REPORT", "NOTE", spare=("NAME", "LAST REPORT"))
+    table = FittingTable("HOST", "NAME", "STATE", "GPUS", "LAST REPORT", "NOTE", spare=("NAME", "LAST REPORT"))
     for host in views:
         table.row(
             host.host_id[:12],
@@ -273,7 +273,7 @@ def explanation(view: Explanation) -> RenderableType:
 
 def plan(view: PlanView) -> RenderableType:
     """Return the answer of ``plan``."""
-    table = _Table(
+    table = FittingTable(
         *("JOB", "PLACEABLE", "SHARES", "SLOWDOWN", "NEIGHBOURS", "WHY"), spare=("NEIGHBOURS", "SLOWDOWN", "SHARES")
     )
     styles = {"now": "green", "later": "yellow", "never": "red"}
@@ -300,7 +300,7 @@ def top(job_views: Sequence[JobView], gpu_views: Sequence[GpuView]) -> Renderabl
 
 def checks(found: Sequence[Check]) -> RenderableType:
     """Return the table of ``doctor``: what is wrong gets its cost and its fix below it."""
-    table = _Table("", "CHECK", "FOUND")
+    table = FittingTable("", "CHECK", "FOUND")
     for check in found:
         mark = (
             Text("ok", "green") if check.ok else Text("MISSING", "red") if check.essential else Text("warn", "yellow")

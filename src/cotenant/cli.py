@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cotenant import __version__, _attach, _preflight, _render
+from cotenant import __version__, _attach, _predictions, _preflight, _render
 from cotenant._characterise import characterise
 from cotenant._evaluate import evaluate
 from cotenant._hint_options import with_hint_options
@@ -397,6 +397,17 @@ def doctor(
         _render.out().print(_render.checks(found))
     if any(check.essential and not check.ok for check in found):
         raise typer.Exit(FAILED)
+
+
+@app.command(help=_predictions.DOC)
+def predictions(job: _predictions.Job = None, address: Address = None, as_json: AsJson = False) -> None:
+    with _client(address) as client:
+        if job is not None:
+            scores = client.forecast_scores(job)
+            _render.print_json(scores) if as_json else _render.out().print(_predictions.demand(scores))
+        else:
+            view = client.predictions()
+            _render.print_json(view) if as_json else _render.out().print(_predictions.shown(view))
 
 
 @app.command()

@@ -77,6 +77,8 @@ ROUTES = [
     ("DELETE", "/api/v1/jobs/job-1"),
     ("GET", "/api/v1/jobs/job-1/explanation"),
     ("GET", "/api/v1/jobs/job-1/logs"),
+    ("GET", "/api/v1/jobs/job-1/forecast-scores"),
+    ("GET", "/api/v1/predictions"),
     ("GET", "/api/v1/gpus"),
     ("GET", "/api/v1/hosts"),
     ("POST", "/api/v1/plan"),
@@ -236,6 +238,12 @@ def test_broken_json_and_huge_bodies(http: Http, monkeypatch: pytest.MonkeyPatch
 def test_not_placeable(http: Http, client: FakeClient) -> None:
     client.final = job_view("job-new", JobState.FAILED, not_placeable=True, reason="more than any GPU has")
     assert "more than any GPU has" in problem(http.post("/api/v1/jobs", json=JOB), 409, "not-placeable")["detail"]
+
+
+def test_predictions_and_the_forecast_scores_of_a_job(http: Http) -> None:
+    assert http.get("/api/v1/predictions").json()["serving"]["interference"] == "shipped"
+    assert http.get("/api/v1/jobs/job-1/forecast-scores").json()[0]["horizon_s"] == 5
+    problem(http.get("/api/v1/jobs/nope/forecast-scores"), 404, "job-not-found")
 
 
 def test_one_job(http: Http, client: FakeClient) -> None:

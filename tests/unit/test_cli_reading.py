@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 
 import pytest
 from command_line import invoke
-from fake_client import SHARE, FakeClient, job_view
+from fake_client import PREDICTIONS, SHARE, FakeClient, job_view
 from rich.console import Console
 
-from cotenant import _render, cli
+from cotenant import _predictions, _render, cli
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.core.model import JobState
 
@@ -62,3 +63,29 @@ def test_a_connected_client_dies_of_sigterm_without_rays_stack_dump(monkeypatch:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("width", [80, 132])
+def test_predictions_are_readable_and_warnings_seen(client: FakeClient, width: int) -> None:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(_predictions.shown(client.predictions()))
+    text = console.export_text()
+    said = ("interference: shipped", "warning: coldstart", "3.4", "0.066", "79%", "evidence: 7", "not adopted")
+    assert [word for word in said if word not in text] == []
+    assert "…" not in text
+
+
+def test_predictions_before_anything_was_scored_say_so() -> None:
+    view = PREDICTIONS.model_copy(update={"demand": [], "slowdowns": [], "trainings": []})
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(_predictions.shown(view))
+    assert console.export_text().count("nothing scored yet") == 2
+
+
+def test_predictions_of_one_job_as_a_table_and_as_json(client: FakeClient) -> None:
+    code, table, _ = invoke("predictions", "job-1")
+    assert (code, "P95 HOLDS" in table) == (0, True)
+    code, text, _ = invoke("predictions", "job-1", "--json")
+    assert (code, json.loads(text)[0]["horizon_s"]) == (0, 5)
+    assert invoke("predictions", "job-nope")[0] == 1
+    assert json.loads(invoke("predictions", "--json")[1])["evidence"] == 7

@@ -1,0 +1,133 @@
+"""Holds predictions against what then happened: rolling figures for people, rows for a log, drift for retraining."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cotenant.actors.history import Backlog
+from cotenant.actors.models import ModelShelf
+from cotenant.configs.settings import SignatureSettings
+from cotenant.forecasting.datasets.prediction_log import forecast_log, forecast_row, slowdown_log, slowdown_row
+from cotenant.forecasting.interference.evidence import EvidenceBook
+from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.scoring import ForecastScores, HorizonScore, ScoredForecast, ScoredSlowdown, SlowdownScores
+from cotenant.forecasting.types import Forecast, Signature
+from cotenant.scheduler.core.models import informed
+from cotenant.scheduler.views import DemandScoreView, SlowdownScoreView
+
+FOLDER = "predictions"
+
+
+class PredictionLog:
+    """Writes scored predictions below the state directory, kept as long as the history of signatures.
+
+    Args:
+        settings: Of the history.
+        state_dir: The state directory.
+    """
+
+    def __init__(self, settings: SignatureSettings, state_dir: Path) -> None:
+        bounds = (state_dir / FOLDER, settings.keep_days, settings.keep_bytes)
+        every_s = settings.write_every_s
+        self.forecasts = Backlog[ScoredForecast](forecast_log(*bounds), every_s, forecast_row, what="log of forecasts")
+        self.slowdowns = Backlog[tuple[float, ScoredSlowdown]](
+            slowdown_log(*bounds), every_s, slowdown_row, what="log of slowdowns"
+        )
+
+    def close(self) -> None:
+        """Write what waits."""
+        self.forecasts.close()
+        self.slowdowns.close()
+
+
+class Watch:
+    """What the PRM predicted, against what it measured. Not thread-safe.
+
+    Args:
+        shelf: Where the models are; the interference model in force is asked before a measurement becomes evidence.
+        log: Where scored predictions go; None = nowhere.
+    """
+
+    def __init__(self, shelf: ModelShelf, log: PredictionLog | None) -> None:
+        self._shelf = shelf
+        self._log = log
+        self._forecasts = ForecastScores()
+        self._slowdowns = SlowdownScores()
+        self._book = EvidenceBook()
+        self._versions: Mapping[str, str] | None = None
+        self.follow()
+
+    def follow(self) -> None:
+        """Judge the models that are active in the registry."""
+        versions = self._shelf.wanted()
+        versions.pop("demand", None)
+        if versions != self._versions:
+            self._versions = versions
+            self._interference = self._shelf.load(versions).interference
+            self._predictor = informed(self._interference, self._book.observations())
+
+    def windows(self, host_id: str, signatures: Sequence[Signature]) -> None:
+        """Score the forecasts whose moment these windows are."""
+        rows = self._forecasts.observe(signatures)
+        if self._log is not None and rows:
+            self._log.forecasts.add(host_id, rows)
+
+    def forecasts(self, forecasts: Mapping[str, Forecast], at: float, signatures: Sequence[Signature]) -> None:
+        """Keep forecasts until their moment comes."""
+        self._forecasts.expect(forecasts, at, signatures)
+
+    def slowdowns(self, host_id: str, at: float, observations: Sequence[Observation]) -> None:
+        """Score what was predicted of jobs that share a GPU; from then on the predictor knows the measurements."""
+        rows = []
+        for observation in observations:
+            members = [observation.focal, *observation.others]
+            predicted = self._predictor.predict(members, observation.gpu_type)[0]
+            rows.append((at, self._slowdowns.add(observation, predicted)))
+            self._book.add(observation)
+        if rows:
+            self._predictor = informed(self._interference, self._book.observations())
+        if self._log is not None and rows:
+            self._log.slowdowns.add(host_id, rows)
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job that ended; what it told of the predictions stays."""
+        self._forecasts.forget(job_id)
+
+    def demand_scores(self, job_id: str | None = None) -> list[DemandScoreView] | None:
+        """Return how good the demand forecasts were lately, of one job or of all; None when the job is not known."""
+        score = self._forecasts.overall() if job_id is None else self._forecasts.score(job_id)
+        if score is None:
+            return None
+        return [_demand_view(horizon, each) for horizon, each in sorted(score.horizons.items())]
+
+    def slowdown_scores(self) -> list[SlowdownScoreView]:
+        """Return how good the predictions of throughput were lately, per GPU type."""
+        return [
+            SlowdownScoreView(
+                gpu_type=gpu_type,
+                scored=each.scored,
+                error=each.error,
+                rule_error=each.rule_error,
+                bias=each.bias,
+                coverage=each.coverage,
+            )
+            for gpu_type, each in sorted(self._slowdowns.by_type().items())
+        ]
+
+    def close(self) -> None:
+        """Write the log."""
+        if self._log is not None:
+            self._log.close()
+
+
+def _demand_view(horizon_s: int, score: HorizonScore) -> DemandScoreView:
+    return DemandScoreView(
+        horizon_s=horizon_s,
+        scored=score.scored,
+        util_error=score.util_error,
+        util_persistence_error=score.util_persistence_error,
+        util_coverage_p95=score.coverage_p95,
+        memory_violations=score.memory_violations,
+        memory_waste=None if score.memory_waste_percent is None else score.memory_waste_percent / 100.0,
+    )
