@@ -59,6 +59,7 @@ class Folds:
 
     rows: int
     total: Floats = field(init=False)
+    lows: Floats | None = None
     count: Floats = field(init=False)
     focal_fold: Floats = field(init=False)
     inside: dict[str, list[Floats]] = field(default_factory=dict)
@@ -68,8 +69,13 @@ class Folds:
         self.total, self.count = np.zeros(self.rows), np.zeros(self.rows)
         self.focal_fold = np.full(self.rows, np.nan)
 
-    def add(self, rows: Ints, mids: Floats, is_focal: NDArray[np.bool_]) -> None:
-        """Take in one fold: its rows, their predictions, and which of them have the held-out group as focal job."""
+    def add(self, rows: Ints, mids: Floats, is_focal: NDArray[np.bool_], lows: Floats | None = None) -> None:
+        """Take in one fold: its rows, their predictions (low ends too, where there are any), and which of them have the
+        held-out group as focal job.
+        """
+        if lows is not None:
+            self.lows = np.zeros(self.rows) if self.lows is None else self.lows
+            self.lows[rows] += lows
         self.total[rows] += mids
         self.count[rows] += 1
         self.focal_fold[rows[is_focal]] = mids[is_focal]
@@ -83,6 +89,11 @@ class Folds:
     def mean(self) -> Floats:
         """Per row the mean prediction of its folds; NaN where it was in none."""
         return np.where(self.count > 0, self.total / np.maximum(self.count, 1.0), np.nan)
+
+    @property
+    def cautious(self) -> Floats | None:
+        """Per row halfway between prediction and low end; None where there are no intervals."""
+        return None if self.lows is None else (self.mean + self.lows / np.maximum(self.count, 1.0)) / 2.0
 
 
 def folds(table: PairTable, groups: Ints) -> Iterator[tuple[int, Ints, Ints]]:
