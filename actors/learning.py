@@ -162,7 +162,7 @@ class Training:
         self._retrainer.close()
 
     def _start_interference(self, evidence: Evidence, drift: str) -> None:
-        enough = evidence.since_training >= ENOUGH_TO_TRAIN
+        enough = evidence.since_training >= (1 if drift else ENOUGH_TO_TRAIN)
         if self._settings.interference != "learned" or not enough or not self._retrainer.may_start("interference"):
             return
         evidence.save()

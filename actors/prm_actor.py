@@ -77,7 +77,7 @@ class Prm:
             self._book.observe(signature, batch.fingerprints[signature.job_id])
             self._jobs.setdefault(signature.job_id, deque(maxlen=KEEP_WINDOWS)).append(signature)
         profiles = {signature.job_id: self._profile(batch, signature.job_id) for signature in briefs}
-        self._watch.windows(batch.host_id, briefs)
+        self._watch.windows(batch.host_id, briefs, batch.fingerprints)
         observations = self._evidence.observe(batch, briefs, profiles)
         self._watch.slowdowns(batch.host_id, batch.at, observations)
         for device in batch.devices:
@@ -109,7 +109,7 @@ class Prm:
             evidence=0,
             demand=self._watch.demand_scores() or [],
             slowdowns=self._watch.slowdown_scores(),
-            drift=[],
+            drift=list(self._watch.drifts),
             training=self._training.running,
             trainings=[TrainingView(**asdict(each)) for _, each in sorted(self._training.outcomes.items())],
         )
@@ -176,8 +176,9 @@ class Prm:
                 del self._jobs[job_id]
 
     def _train(self) -> None:
-        outcome = self._training.poll(self._evidence, {})
+        outcome = self._training.poll(self._evidence, self._watch.reasons())
         if outcome is not None:
+            self._watch.retrained(outcome.kind)
             _log(f"trained {outcome.kind}: {outcome.reason}")
 
     def _load(self) -> ProfileBook:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cotenant.actors.history import Backlog
 from cotenant.actors.models import ModelShelf
 from cotenant.configs.settings import SignatureSettings
 from cotenant.forecasting.datasets.prediction_log import forecast_log, forecast_row, slowdown_log, slowdown_row
+from cotenant.forecasting.drift import Drift, DriftDetector
 from cotenant.forecasting.interference.evidence import EvidenceBook
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.scoring import ForecastScores, HorizonScore, ScoredForecast, ScoredSlowdown, SlowdownScores
@@ -17,6 +20,8 @@ from cotenant.scheduler.core.models import informed
 from cotenant.scheduler.views import DemandScoreView, SlowdownScoreView
 
 FOLDER = "predictions"
+DRIFT_HORIZON_S = 5  # what resizing looks at; of its forecasts every fifth is watched: the others overlap with it
+SHOWN_DRIFTS = 16
 
 
 class PredictionLog:
@@ -56,6 +61,9 @@ class Watch:
         self._slowdowns = SlowdownScores()
         self._book = EvidenceBook()
         self._versions: Mapping[str, str] | None = None
+        self._drift = {"demand": DriftDetector(0.95), "interference": DriftDetector(0.8)}
+        self._reasons: dict[str, str] = {}
+        self.drifts: deque[str] = deque(maxlen=SHOWN_DRIFTS)
         self.follow()
 
     def follow(self) -> None:
@@ -67,9 +75,14 @@ class Watch:
             self._interference = self._shelf.load(versions).interference
             self._predictor = informed(self._interference, self._book.observations())
 
-    def windows(self, host_id: str, signatures: Sequence[Signature]) -> None:
+    def windows(self, host_id: str, signatures: Sequence[Signature], fingerprints: Mapping[str, str]) -> None:
         """Score the forecasts whose moment these windows are."""
         rows = self._forecasts.observe(signatures)
+        for row in rows:
+            if row.quantity == "util" and row.horizon_s == DRIFT_HORIZON_S and int(row.made_at) % DRIFT_HORIZON_S == 0:
+                key = fingerprints.get(row.job_id, "")
+                found = self._drift["demand"].update(key, abs(row.actual - row.p50), row.actual <= row.p95)
+                self._note("demand", f"program {key}", found, row.made_at)
         if self._log is not None and rows:
             self._log.forecasts.add(host_id, rows)
 
@@ -83,12 +96,29 @@ class Watch:
         for observation in observations:
             members = [observation.focal, *observation.others]
             predicted = self._predictor.predict(members, observation.gpu_type)[0]
-            rows.append((at, self._slowdowns.add(observation, predicted)))
+            row = self._slowdowns.add(observation, predicted)
+            rows.append((at, row))
+            found = self._drift["interference"].update(row.gpu_type, abs(row.predicted - row.measured), row.covered)
+            self._note("interference", f"GPU type {row.gpu_type}", found, at)
             self._book.add(observation)
         if rows:
             self._predictor = informed(self._interference, self._book.observations())
         if self._log is not None and rows:
             self._log.slowdowns.add(host_id, rows)
+
+    def reasons(self) -> dict[str, str]:
+        """Return, by kind of model, why it should be trained again; a kind that has not drifted is missing."""
+        return dict(self._reasons)
+
+    def retrained(self, kind: str) -> None:
+        """A training has looked at what drifted."""
+        self._reasons.pop(kind, None)
+
+    def _note(self, kind: str, of: str, found: Drift | None, at: float) -> None:
+        if found is not None:
+            moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+            self._reasons[kind] = f"drift ({of}): {found.reason}"
+            self.drifts.append(f"{moment} {kind}, {of}: {found.reason}")
 
     def forget(self, job_id: str) -> None:
         """Drop a job that ended; what it told of the predictions stays."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,18 @@ import pytest
 from cluster_support import RAY_ENVIRONMENT, free_port
 from support import wait_until
 
-from cotenant.configs.settings import ApiSettings, DeviceSettings, LeaseSettings, PlacementSettings, Settings
+from cotenant.actors.learning import ENOUGH_TO_TRAIN
+from cotenant.configs.settings import (
+    ApiSettings,
+    DeviceSettings,
+    LeaseSettings,
+    PlacementSettings,
+    PredictionSettings,
+    Settings,
+)
+from cotenant.forecasting.datasets.observation_file import save_observations
+from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.types import DemandProfile
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.core.model import Hints
 from cotenant.scheduler.views import JobView
@@ -141,5 +154,20 @@ def three(ray_environment: None, tmp_path_factory: pytest.TempPathFactory) -> It
     deployment = start_deployment(tmp_path_factory.mktemp("three"), head_gpus=1)
     deployment.add_node()
     deployment.add_node()
+    yield deployment
+    stop_deployment(deployment)
+
+
+@pytest.fixture(scope="module")
+def learning(ray_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One device, trainings allowed at once, and enough measured before to start one."""
+    home = tmp_path_factory.mktemp("learning")
+    job = DemandProfile(0.6, 0.7, 1 << 28, 5.0, 60.0, "history", family="made_up")
+    jobs = [dataclasses.replace(job, fingerprint=f"program {k}", util_mean=0.1 + 0.2 * k) for k in range(4)]
+    pairs = itertools.permutations(jobs, 2)
+    measured = [Observation("cpu-core", a, (b,), 0.8, 0.75, 0.85, 60.0) for a, b in pairs]
+    save_observations(home / "home" / "evidence.jsonl", measured[:ENOUGH_TO_TRAIN])
+    settings = TEST_SETTINGS.model_copy(update={"prediction": PredictionSettings(retrain_every_s=1.0)})
+    deployment = start_deployment(home, head_gpus=1, settings=settings)
     yield deployment
     stop_deployment(deployment)

@@ -38,7 +38,7 @@ def run(watch: Watch, seconds: int, util: float = 0.5) -> None:
     forecaster = MixtureForecaster()
     for second in range(seconds):
         window = Signature("j", "g", START + second, 1.0, 10, util, util, 1e9, 1e9, 5.0, 0.0, 0.0, 0, 1.0)
-        watch.windows("host", [window])
+        watch.windows("host", [window], {"j": "program"})
         forecaster.observe(window)
         watch.forecasts(forecaster.forecast_batch(["j"]), START + second + 1.0, [window])
 
@@ -76,6 +76,16 @@ def test_a_measurement_is_predicted_before_it_is_known_and_known_afterwards(watc
 def test_the_log_is_empty_before_anything_was_scored(tmp_path: Path) -> None:
     assert len(load_forecast_log(tmp_path)) == len(load_slowdown_log(tmp_path)) == 0
     assert {"p95", "actual"} <= set(load_forecast_log(tmp_path).columns)
+
+
+def test_drift_is_told_once_and_until_a_training_has_looked_at_it(watch: Watch) -> None:
+    for second in range(60):  # far outside of any interval; the pair is another one every time
+        seen = Observation("cpu-core", job(f"a{second}", 0.05), (job(f"b{second}", 0.05),), 0.1, 0.09, 0.11, 60.0)
+        watch.slowdowns("host", START + second, [seen])
+    assert "intervals" in watch.reasons()["interference"]
+    assert "cpu-core" in watch.drifts[0]
+    watch.retrained("interference")
+    assert watch.reasons() == {}
 
 
 def test_what_ended_is_forgotten_and_still_counts(watch: Watch) -> None:
