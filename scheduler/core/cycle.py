@@ -23,7 +23,7 @@ from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn
 from cotenant.scheduler.core.waiting import fits_idle, has_waited_long, held_for, idle_gpus
 
-_Ask = tuple[Hints, int | None, DemandProfile | int | None, str | None]
+_Ask = tuple[Hints, int | None, DemandProfile | None, str, str | None]
 
 
 @dataclass(slots=True)
@@ -87,10 +87,10 @@ def propose(
     refusals: dict[_Ask, NoFit] = {}
     plan = Plan()
     for job in queue:
-        known = state.profile_of(job)
         # Unmeasured, a job is what its hints say; measured, its program counts too: its pairs may have been.
-        demand = known if known.source == "history" else known.memory_bytes
-        ask: _Ask = (job.spec.hints, job.memory_hint_corrected, demand, job.spec.pinned_host)
+        measured = state.measured_profile(job)
+        program = job.spec.fingerprint if measured else ""
+        ask = (job.spec.hints, job.memory_hint_corrected, measured or job.profile, program, job.spec.pinned_host)
         refusal = refusals.get(ask)
         if refusal is None:
             request = state.request_of(job)

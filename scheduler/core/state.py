@@ -171,11 +171,15 @@ class State:
         own = job.profile
         if own is not None and job.lease is not None:
             return own
-        measured = own if own is not None and own.source == "history" else self.profiles.get(job.spec.fingerprint)
-        expected = measured or self._expected(job.spec.hints)
+        expected = self.measured_profile(job) or self._expected(job.spec.hints)
         if expected.source == "unknown" and own is not None and own.source == "unknown":
             expected = own  # at least its memory may have been measured
         return self.identified(job.spec, expected)
+
+    def measured_profile(self, job: Job) -> DemandProfile | None:
+        """Return what was measured of the job or, before it ran, of its fingerprint; None when nothing was."""
+        own = job.profile
+        return own if own is not None and own.source == "history" else self.profiles.get(job.spec.fingerprint)
 
     def identified(self, spec: JobSpec, profile: DemandProfile) -> DemandProfile:
         """Return the profile with what measured pairs of the job are found by: its fingerprint and its family."""
