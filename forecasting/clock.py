@@ -14,11 +14,12 @@ class WindowClock:
 
     Attributes:
         last_s: Start of the last accepted window, Unix seconds; minus infinity before the first.
+        refused: Windows refused in a row since then.
     """
 
     last_s: float = -math.inf
     _refused_s: float = -math.inf
-    _refused: int = 0
+    refused: int = 0
 
     def advance(self, start_s: float) -> float | None:
         """Accept what is newer, and a run of advancing windows from the past: there the clock was set back.
@@ -31,10 +32,10 @@ class WindowClock:
             None when the window is refused.
         """
         if start_s <= self.last_s:
-            self._refused = self._refused + 1 if start_s > self._refused_s else 1
+            self.refused = self.refused + 1 if start_s > self._refused_s else 1
             self._refused_s = start_s
-            if self._refused < RESTART_AFTER:
+            if self.refused < RESTART_AFTER:
                 return None
         elapsed = start_s - self.last_s
-        self.last_s, self._refused_s, self._refused = start_s, -math.inf, 0
+        self.last_s, self._refused_s, self.refused = start_s, -math.inf, 0
         return elapsed
