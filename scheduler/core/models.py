@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import floor, log10
+from math import floor, inf, isfinite, log10
 from typing import Protocol, runtime_checkable
 
 from cotenant.forecasting.characterisation.coldstart import ColdStart
 from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction, predict_sets
+from cotenant.forecasting.windows import MOST_BYTES
 
 REMEMBERED = 100_000  # answers
 
@@ -122,17 +123,23 @@ def informed(predictor: InterferencePredictor, evidence: Sequence[Observation]) 
 
 
 def _rounded(profile: DemandProfile) -> DemandProfile:
+    memory = profile.memory_bytes
     return replace(
         profile,
-        util_mean=round(profile.util_mean, 2),
-        util_p95=round(profile.util_p95, 2),
-        membw_util=None if profile.membw_util is None else round(profile.membw_util, 2),
-        memory_bytes=None if profile.memory_bytes is None else int(_digits(float(profile.memory_bytes))),
+        util_mean=_decimals(profile.util_mean),
+        util_p95=_decimals(profile.util_p95),
+        membw_util=None if profile.membw_util is None else _decimals(profile.membw_util),
+        memory_bytes=int(_digits(float(memory))) if memory is not None and 0 < memory <= MOST_BYTES else memory,
         solo_step_rate=None if profile.solo_step_rate is None else _digits(profile.solo_step_rate),
         observed_s=0.0,
     )
 
 
+def _decimals(value: float) -> float:
+    """Two decimals; what is no number stays as it is."""
+    return round(value, 2) if isfinite(value) else value
+
+
 def _digits(value: float) -> float:
-    """Two significant digits."""
-    return round(value, 1 - floor(log10(value))) if value > 0.0 else value
+    """Two significant digits; what cannot have any stays as it is."""
+    return round(value, 1 - floor(log10(value))) if 0.0 < value < inf else value

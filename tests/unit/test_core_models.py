@@ -185,3 +185,15 @@ def test_types_of_gpus_are_kept_apart() -> None:
     first, second, third = predict_sets(informed_of_x, sets)
     assert first[0].mid == third[1].mid == pytest.approx(0.95)
     assert second[0].mid != first[0].mid
+
+
+@given(
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.one_of(st.none(), st.integers(-(10**30), 10**30)),
+    st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)),
+)
+def test_no_number_in_a_profile_stops_a_prediction(value: float, memory: int | None, rate: float | None) -> None:
+    odd = DemandProfile(value, value, memory, rate, 30.0, "history", membw_util=value, fingerprint="odd")
+    for predictor in (LearnedInterference({}), UtilisationRule()):
+        for answer in GuardedInterference(predictor).predict([odd, job("b")], "x"):
+            assert 0.0 < answer.low <= answer.mid <= answer.high <= 1.0
