@@ -12,10 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cotenant.scheduler.simulation.world import Happening, Run, World
 
 Knows = Literal["nothing", "estimates", "durations"]
 Key = tuple[float, ...]
+UNKNOWN_UTIL = 1.0  # a job nobody knows the utilisation of counts as one that fills the GPU
+_LOST = 1_000_000  # added to the crowd of a lost node's GPUs
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +80,12 @@ class Desk:
         waiting: Jobs that wait, by the policy's key.
         running: Jobs that hold GPUs, in order of their starts.
         free: For each node the GPUs nobody uses (none of a lost node), in order.
+        arrived: Jobs that have come since the last call.
+        freed: Whether GPUs have become free since the last call: if not, who did not fit then does not fit now.
+        crowds: Number of jobs on each GPU, shape (GPUs,); of a lost node's GPUs more than any policy allows.
+        utils: Sum of its jobs' utilisations, shape (GPUs,); a job nobody knows the utilisation of counts as 1.
+        memory_left: Bytes no job uses, shape (GPUs,).
+        nodes: Number of the node of each GPU, shape (GPUs,).
     """
 
     def __init__(self, world: World, policy: BaselinePolicy) -> None:
@@ -86,6 +97,13 @@ class Desk:
         self._keys: list[tuple[Key, int]] = []
         self._entries: dict[int, Entry] = {}
         self._alarm_at = -1.0
+        self.arrived: list[Entry] = []
+        self.freed = False
+        self.crowds = np.zeros(len(world.node_of), dtype=np.int64)
+        self.utils = np.zeros(len(world.node_of))
+        self.memory_left = np.array(world.memory, dtype=np.int64)
+        self.nodes = np.array(world.node_of, dtype=np.intp)
+        self.node_count = len(world.node_gpus)
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -99,9 +117,10 @@ class Desk:
         """GPUs of nodes that are up."""
         return len(self._world.node_of) - sum(len(self._world.node_gpus[number]) for number in self._world.down)
 
-    def nodes_up(self) -> list[int]:
-        """Return the nodes that are not lost."""
-        return [number for number in range(len(self.free)) if number not in self._world.down]
+    @property
+    def largest_node(self) -> int:
+        """GPUs of the largest node, lost or not."""
+        return max(len(gpus) for gpus in self._world.node_gpus)
 
     def gpus_of(self, node: int) -> Sequence[int]:
         """Return the GPUs of a node."""
@@ -115,17 +134,13 @@ class Desk:
         """Return the memory of a GPU."""
         return self._world.memory[gpu]
 
-    def memory_free(self, gpu: int) -> int:
-        """Return the memory of a GPU that no resident uses."""
-        return self._world.memory[gpu] - self._world.memory_used[gpu]
+    def slot_bytes(self, slots: int) -> NDArray[np.int64]:
+        """Return the memory of one of ``slots`` equal parts of each GPU, shape (GPUs,)."""
+        return np.array(self._world.memory, dtype=np.int64) // slots
 
     def residents(self, gpu: int) -> list[Entry]:
         """Return the jobs on a GPU."""
         return [self._entries[run.index] for run in self._world.residents[gpu]]
-
-    def crowd(self, gpu: int) -> int:
-        """Return the number of jobs on a GPU."""
-        return len(self._world.residents[gpu])
 
     def remaining_s(self, entry: Entry) -> float:
         """Return the run time the job is expected to have left, restarts included.
@@ -153,6 +168,7 @@ class Desk:
         place = bisect_left(self._keys, (entry.key, entry.index))
         del self._keys[place], self.waiting[place]
         self.running[entry.index] = entry
+        self._count(entry, gpus, 1)
 
     def suspend(self, entry: Entry) -> None:
         """Take a running job from its GPUs and let it wait again."""
@@ -173,10 +189,13 @@ class Desk:
 
     def step(self, happened: Sequence[Happening]) -> None:
         """See ``Driver.step``."""
+        self.arrived, self.freed = [], False
         for happening in happened:
             run = happening.run
             if happening.kind == "arrived" and run is not None:
-                self._join(self._meet(run))
+                entry = self._meet(run)
+                self._join(entry)
+                self.arrived.append(entry)
             elif happening.kind == "finished" and run is not None:
                 self._left(self._entries.pop(run.index), happening.gpus)
             elif happening.kind == "failed" and run is not None:
@@ -187,9 +206,12 @@ class Desk:
             elif happening.kind == "node_lost":
                 self.free_count -= len(self.free[happening.what])
                 self.free[happening.what] = []
+                self.crowds[self._world.node_gpus[happening.what]] += _LOST
             elif happening.kind == "node_back":
                 self.free[happening.what] = list(self._world.node_gpus[happening.what])
                 self.free_count += len(self.free[happening.what])
+                self.crowds[self._world.node_gpus[happening.what]] -= _LOST
+                self.freed = True
         self._policy.schedule(self)
 
     def _meet(self, run: Run) -> Entry:
@@ -214,9 +236,18 @@ class Desk:
         del self.running[entry.index]
         entry.attained_s += world.now - entry.since
         entry.held = ()
+        self.freed = True
+        self._count(entry, gpus, -1)
         for gpu in gpus:
             node = world.node_of[gpu]
             if not world.residents[gpu] and node not in world.down and gpu not in self.free[node]:
                 self.free[node].append(gpu)
                 self.free[node].sort()
                 self.free_count += 1
+
+    def _count(self, entry: Entry, gpus: Sequence[int], sign: int) -> None:
+        util = UNKNOWN_UTIL if entry.util is None else entry.util
+        for gpu in gpus:
+            self.crowds[gpu] += sign
+            self.memory_left[gpu] -= sign * entry.memory_bytes
+            self.utils[gpu] = self.utils[gpu] + sign * util if self.crowds[gpu] % _LOST else 0.0

@@ -22,15 +22,16 @@ class Sensing:
     Attributes:
         noise: Relative standard deviation of a measured utilisation or throughput.
         delay_s: From a measurement to its arrival at the core.
-        first_s: How long a job or a set of jobs has run when it is measured.
-        again_s: Time between further measurements; None = only the first after every change of neighbours.
+        looks_s: When a GPU is measured after every change of its jobs: twice, since the core believes that a demand has
+            fallen only once it has lasted.
+        again_s: Time between further measurements; None = no more.
         evidence_s: How long a set runs together before its throughputs are told as evidence; None = never.
         seed: Of the noise.
     """
 
     noise: float = 0.03
     delay_s: float = 1.0
-    first_s: float = 6.0
+    looks_s: tuple[float, ...] = (6.0, 12.0)
     again_s: float | None = None
     evidence_s: float | None = 60.0
     seed: int = 0

@@ -33,6 +33,8 @@ from cotenant.scheduler.simulation.world import Happening, Run, World
 
 _KILLED = -15
 _EVER = 1_000_000  # restarts: in a simulation no job is given up
+_SLACK = 1.25  # reserved over used memory, above which the core would take some back
+_SWEEPS = 3  # measurements of one set of residents for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ class CoreShell:
         self._parts: dict[int, _Part] = {}
         self._by_id = {run.job.job_id: run for run in world.runs}
         self._members: dict[int, int] = {}  # how often the residents of a GPU have changed
-        self._ticking = False
+        self._looks: dict[int, tuple[int, int]] = {}  # by GPU: its version, and how often it was looked at for memory
+        self._ticking = self._sweeping = False
         self.calls = self.commands = 0
         self._do([HostJoined(host) for host in self._hosts])
 
@@ -169,14 +172,14 @@ class CoreShell:
             self._changed(part.gpus)
         return [JobExited(run.job.job_id, part.epoch, host_id, code) for host_id in part.hosts]
 
-    def _on_measure(self, gpu: int, version: int) -> list[Event]:
+    def _on_measure(self, gpu: int, version: int, last: bool) -> list[Event]:
         """Measure everybody on a GPU whose residents have been the same for a while."""
         if self._members.get(gpu) != version or self.world.node_of[gpu] in self.world.down:
             return []
         found = tuple(self._sensor.measure(run, gpu) for run in self.world.residents[gpu])
         again_s = self._sensor.sensing.again_s
-        if again_s is not None and found:
-            self.world.alarm(self.world.now + again_s, ("measure", gpu, version))
+        if again_s is not None and last and found:
+            self.world.alarm(self.world.now + again_s, ("measure", gpu, version, True))
         return [MeasurementsReported(self._host_of(gpu), found)] if found else []
 
     def _on_evidence(self, gpu: int, version: int, seconds: float) -> list[Event]:
@@ -184,6 +187,27 @@ class CoreShell:
             return []
         found = tuple(self._sensor.evidence(gpu, seconds))
         return [EvidenceGathered(found)] if found else []
+
+    def _on_sweep(self) -> list[Event]:
+        """Measure the GPUs on which more memory is reserved than used: somebody waits and could use it.
+
+        Real hosts report every second, and the core takes memory back only while somebody waits.
+        """
+        self._sweeping = False
+        found: list[Event] = []
+        for gpu, present in enumerate(self.world.residents):
+            if not any(self._parts[run.index].memory[gpu] > run.job.memory_bytes * _SLACK for run in present):
+                continue
+            version, looks = self._looks.get(gpu, (0, 0))
+            looks = looks + 1 if version == self._members[gpu] else 1
+            self._looks[gpu] = (self._members[gpu], looks)
+            if looks <= _SWEEPS:
+                measured = tuple(self._sensor.measure(run, gpu) for run in present)
+                found.append(MeasurementsReported(self._host_of(gpu), measured))
+        if found:
+            self._sweeping = True
+            self.world.alarm(self.world.now + self._sensor.sensing.looks_s[0], ("sweep",))
+        return found
 
     def _on_tick(self) -> list[Event]:
         self._ticking = False
@@ -193,6 +217,8 @@ class CoreShell:
 
     def _do(self, events: Sequence[Event]) -> None:
         """Hand events to the core and carry out what it commands; what follows at once is handed to it as well."""
+        if not events:
+            return
         while events:
             commands = self.core.handle(events, self.world.now)
             self.calls += 1
@@ -247,7 +273,7 @@ class CoreShell:
             self.world.alarm(self.world.now + self.delays.stop_s, ("end", run, part.epoch))
 
     def _keep_time(self) -> None:
-        """Have the clock tick while jobs wait."""
+        """While jobs wait, have the clock tick and unused memory noticed."""
         state = self.core.state
         waiting = state.queued or state.pending
         if waiting and not self._ticking:
@@ -255,6 +281,9 @@ class CoreShell:
             at = min([self.world.now + self.delays.tick_s, *(each for each in due if each > self.world.now)])
             self._ticking = True
             self.world.alarm(at, ("tick",))
+        if waiting and not self._sweeping:
+            self._sweeping = True
+            self.world.alarm(self.world.now + self._sensor.sensing.delay_s, ("sweep",))
 
     def _changed(self, gpus: Sequence[int]) -> None:
         """The residents of these GPUs have changed: have them measured once they have been so for a while."""
@@ -264,7 +293,9 @@ class CoreShell:
             present = self.world.residents[gpu]
             if not present:
                 continue
-            self.world.alarm(self.world.now + sensing.first_s + sensing.delay_s, ("measure", gpu, version))
+            for look_s in sensing.looks_s:
+                last = look_s == sensing.looks_s[-1]
+                self.world.alarm(self.world.now + look_s + sensing.delay_s, ("measure", gpu, version, last))
             if sensing.evidence_s is not None and len(present) > 1:
                 at = self.world.now + sensing.evidence_s + sensing.delay_s
                 self.world.alarm(at, ("evidence", gpu, version, sensing.evidence_s))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
-from cotenant.scheduler.simulation.desk import Desk, Entry, Key, Knows
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.scheduler.simulation.desk import UNKNOWN_UTIL, Desk, Entry, Key, Knows
 from cotenant.scheduler.simulation.placing import whole_gpus
 from cotenant.scheduler.simulation.policies.queueing import size_of
 
-_UNKNOWN_UTIL = 1.0  # a job nobody knows the utilisation of counts as one that fills the GPU
+Floats = NDArray[np.float64]
 
 
 class _Packing:
@@ -27,10 +30,11 @@ class _Packing:
     def schedule(self, desk: Desk) -> None:
         """See ``BaselinePolicy.schedule``.
 
-        Within one pass GPUs only fill up: who asks for what was refused before is refused again.
+        Between two calls without an end GPUs only fill up, and so they do within one: who asks for what was refused
+        before is refused again.
         """
         refused: set[tuple[int, int, float | None]] = set()
-        for entry in list(desk.waiting):
+        for entry in list(desk.waiting) if desk.freed else desk.arrived:
             ask = (entry.gpus, entry.memory_bytes, entry.util)
             if ask in refused:
                 continue
@@ -41,46 +45,27 @@ class _Packing:
                 desk.start(entry, gpus)
 
     def place(self, desk: Desk, entry: Entry) -> list[int] | None:
-        """Return GPUs for the job, or None."""
-        best: tuple[tuple[float, ...], list[int]] | None = None
-        large = True
-        for node in desk.nodes_up():
-            gpus = desk.gpus_of(node)
-            if len(gpus) < entry.gpus:
-                continue
-            large = False
-            ranked = sorted((rank, gpu) for gpu in gpus if (rank := self.rank(desk, entry, gpu)) is not None)
-            if len(ranked) < entry.gpus:
-                continue
-            chosen = ranked[: entry.gpus]
-            total = tuple(sum(part) for part in zip(*(rank for rank, _ in chosen), strict=True))
-            if best is None or total < best[0]:
-                best = (total, [gpu for _, gpu in chosen])
-        if large:
+        """Return GPUs for the job, or None: on the node where the ranks of the chosen GPUs add up to the least."""
+        if entry.gpus > desk.largest_node:
             return whole_gpus(desk, entry)
-        return None if best is None else best[1]
+        ranks = self.ranks(desk, entry)
+        if entry.gpus == 1:
+            best = int(np.argmin(ranks))
+            return [best] if ranks[best] < np.inf else None
+        usable = np.flatnonzero(ranks < np.inf)
+        counts = np.bincount(desk.nodes[usable], minlength=desk.node_count)
+        chosen: tuple[float, list[int]] | None = None
+        for node in np.flatnonzero(counts >= entry.gpus):
+            mine = usable[desk.nodes[usable] == node]
+            first = mine[np.argsort(ranks[mine], kind="stable")[: entry.gpus]]
+            total = float(ranks[first].sum())
+            if chosen is None or total < chosen[0]:
+                chosen = (total, [int(gpu) for gpu in first])
+        return None if chosen is None else chosen[1]
 
-    def rank(self, desk: Desk, entry: Entry, gpu: int) -> tuple[float, ...] | None:
-        """Return how well the GPU suits the job, smallest best; None = it may not go there."""
+    def ranks(self, desk: Desk, entry: Entry) -> Floats:
+        """Return how well each GPU suits the job, shape (GPUs,): smallest best, infinite where it may not go."""
         raise NotImplementedError
-
-
-class Static(_Packing):
-    """Equal fractions fixed beforehand: ``slots`` slots a GPU, first fit. Who needs more memory gets the whole GPU."""
-
-    name = "static"
-
-    def __init__(self, slots: int = 2) -> None:
-        self.slots = slots
-
-    def rank(self, desk: Desk, entry: Entry, gpu: int) -> tuple[float, ...] | None:
-        """See ``_Packing.rank``."""
-        crowd, slot = desk.crowd(gpu), desk.memory_bytes(gpu) // self.slots
-        if entry.memory_bytes > slot:
-            return (gpu,) if crowd == 0 and entry.memory_bytes <= desk.memory_bytes(gpu) else None
-        if crowd >= self.slots or any(other.memory_bytes > slot for other in desk.residents(gpu)):
-            return None
-        return (gpu,)
 
 
 class FirstFit(_Packing):
@@ -91,11 +76,13 @@ class FirstFit(_Packing):
     def __init__(self, most: int = 4) -> None:
         self.most = most
 
-    def rank(self, desk: Desk, entry: Entry, gpu: int) -> tuple[float, ...] | None:
-        """See ``_Packing.rank``."""
-        if desk.crowd(gpu) >= self.most or entry.memory_bytes > desk.memory_free(gpu):
-            return None
-        return (gpu,)
+    def ranks(self, desk: Desk, entry: Entry) -> Floats:
+        """See ``_Packing.ranks``."""
+        order = np.arange(len(desk.crowds), dtype=np.float64)
+        return np.where(self._fits(desk, entry), order, np.inf)
+
+    def _fits(self, desk: Desk, entry: Entry) -> NDArray[np.bool_]:
+        return (desk.crowds < self.most) & (desk.memory_left >= entry.memory_bytes)
 
 
 class BestFit(FirstFit):
@@ -103,29 +90,42 @@ class BestFit(FirstFit):
 
     name = "best-fit"
 
-    def rank(self, desk: Desk, entry: Entry, gpu: int) -> tuple[float, ...] | None:
-        """See ``_Packing.rank``."""
-        if super().rank(desk, entry, gpu) is None:
-            return None
-        return (float(desk.memory_free(gpu) - entry.memory_bytes), gpu)
+    def ranks(self, desk: Desk, entry: Entry) -> Floats:
+        """See ``_Packing.ranks``."""
+        return np.where(self._fits(desk, entry), desk.memory_left.astype(np.float64), np.inf)
 
 
-class Threshold(_Packing):
+class Threshold(FirstFit):
     """Pairs whose utilisations add up to at most ``limit`` (as Horus does), the fullest such GPU first."""
 
     name = "threshold"
 
     def __init__(self, limit: float = 1.0, most: int = 2) -> None:
-        self.limit, self.most = limit, most
+        super().__init__(most)
+        self.limit = limit
 
-    def rank(self, desk: Desk, entry: Entry, gpu: int) -> tuple[float, ...] | None:
-        """See ``_Packing.rank``."""
-        if desk.crowd(gpu) >= self.most or entry.memory_bytes > desk.memory_free(gpu):
-            return None
-        others = _utils(desk.residents(gpu))
-        if others and others + _utils([entry]) > self.limit:
-            return None
-        return (-others, gpu)
+    def ranks(self, desk: Desk, entry: Entry) -> Floats:
+        """See ``_Packing.ranks``."""
+        fits = self._fits(desk, entry) & ((desk.crowds == 0) | (desk.utils + _util(entry) <= self.limit))
+        return np.where(fits, -desk.utils, np.inf)
+
+
+class Static(_Packing):
+    """Equal fractions fixed beforehand: ``slots`` slots a GPU, first fit. Who needs more memory gets the whole GPU."""
+
+    name = "static"
+
+    def __init__(self, slots: int = 2) -> None:
+        self.slots = slots
+
+    def ranks(self, desk: Desk, entry: Entry) -> Floats:
+        """See ``_Packing.ranks``."""
+        order = np.arange(len(desk.crowds), dtype=np.float64)
+        slot = desk.slot_bytes(self.slots)
+        alone = (desk.crowds == 0) & (desk.memory_left >= entry.memory_bytes)
+        # Who is in slots leaves the others' slots free; who needed the whole GPU does not.
+        room = (desk.crowds < self.slots) & (desk.memory_left >= (self.slots - desk.crowds) * slot)
+        return np.where(np.where(entry.memory_bytes > slot, alone, room), order, np.inf)
 
 
 class Lucid:
@@ -152,37 +152,49 @@ class Lucid:
 
     def schedule(self, desk: Desk) -> None:
         """See ``BaselinePolicy.schedule``."""
-        alone = {index: e for index, e in desk.running.items() if all(desk.crowd(gpu) == 1 for gpu in e.held)}
+        if not desk.waiting:
+            return
+        alone = [entry for entry in desk.running.values() if all(desk.crowds[gpu] == 1 for gpu in entry.held)]
+        table = self._table(desk, alone)
         no_room = 1 << 30
         for entry in list(desk.waiting):
-            partner = None
-            if entry.gpus <= max(len(desk.gpus_of(node)) for node in desk.nodes_up()):
-                partner = next((other for other in alone.values() if self._suits(desk, entry, other)), None)
-            gpus = list(partner.held) if partner else whole_gpus(desk, entry) if entry.gpus < no_room else None
+            place = self._partner(entry, table) if entry.gpus <= desk.largest_node else None
+            if place is not None:
+                desk.start(entry, alone[place].held)
+                table[0, place] = -1.0  # no longer alone
+                continue
+            gpus = whole_gpus(desk, entry) if entry.gpus < no_room else None
             if gpus is None:
                 no_room = min(no_room, entry.gpus)
                 continue
             desk.start(entry, gpus)
-            if partner:
-                del alone[partner.index]
-            else:
-                alone[entry.index] = entry
+            alone.append(entry)
+            table = np.concatenate([table, self._table(desk, [entry])], axis=1)
 
-    def _suits(self, desk: Desk, entry: Entry, other: Entry) -> bool:
-        return (
-            entry.gpus == other.gpus
-            and self._score(entry) + self._score(other) <= self.most_score
-            and size_of(entry) <= size_of(other) * 2.0
-            and all(entry.memory_bytes <= desk.memory_free(gpu) for gpu in other.held)
+    def _table(self, desk: Desk, alone: Sequence[Entry]) -> Floats:
+        """Return what decides about partners, shape (4, jobs): GPUs, score, expected service, memory left."""
+        rows = [
+            (e.gpus, self._score(e), size_of(e) * e.gpus, min(desk.memory_left[gpu] for gpu in e.held)) for e in alone
+        ]
+        return np.array(rows, dtype=np.float64).reshape(len(alone), 4).T
+
+    def _partner(self, entry: Entry, table: Floats) -> int | None:
+        suits = (
+            (table[0] == entry.gpus)
+            & (table[1] + self._score(entry) <= self.most_score)
+            & (table[2] * 2.0 >= size_of(entry) * entry.gpus)
+            & (table[3] >= entry.memory_bytes)
         )
+        place = int(np.argmax(suits)) if len(suits) else 0
+        return place if len(suits) and suits[place] else None
 
     def _score(self, entry: Entry) -> int:
         known = self.scores.get(entry.workload)
         if known is not None:
             return known
-        util = _utils([entry])
+        util = _util(entry)
         return 0 if util < 0.25 else 1 if util < 0.65 else 2
 
 
-def _utils(entries: Iterable[Entry]) -> float:
-    return sum(_UNKNOWN_UTIL if entry.util is None else entry.util for entry in entries)
+def _util(entry: Entry) -> float:
+    return UNKNOWN_UTIL if entry.util is None else entry.util

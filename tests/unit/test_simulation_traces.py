@@ -1,0 +1,217 @@
+"""Trace files: every form read, every bad row named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from simulating import crowd, job
+
+from cotenant.scheduler.simulation.errors import TraceError
+from cotenant.scheduler.simulation.tables import GavelTruth, load_pairs, utilisations
+from cotenant.scheduler.simulation.traces import FORMATS, load, write_own
+from cotenant.scheduler.simulation.workload import TraceJob, trace_of
+
+MIB = 1 << 20
+WEEK = "job_id,user,gpu_num,submit_time,duration,model,batchsize,amp,gpu_util,gmem_util,gmem,estimate_s"
+SIA = "timestamp,duration,num_gpus,gpu_time,cluster"
+MURI = (
+    "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,resource_time_0,"
+    "resource_time_1,resource_time_2,priority"
+)
+OPENB = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
+GAVEL_ROW = "ResNet-18 (batch size 128)\tpython3 main.py\tcifar10\t--num_steps\t1\t925982\t4\t1\t-1.000000\t{}"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Write lines into a file."""
+
+    def written(*lines: str, name: str = "made-up.csv") -> Path:
+        path = tmp_path / name
+        text = "\n".join(lines) + "\n"
+        if name.endswith(".gz"):
+            path.write_bytes(gzip.compress(text.encode()))
+        else:
+            path.write_text(text, encoding="utf-8")
+        return path
+
+    return written
+
+
+def test_a_week_of_philly(write: Callable[..., Path]) -> None:
+    path = write(
+        WEEK,
+        "2,u,8,2017-10-01 00:02:00,61,ResNet18,64,1,110.0,34.0,3642.0,",
+        "1,u,1,2017-10-01 00:01:00,30,NeuMF,64,0,10.5,2.0,2050.0,19",
+        name="week.csv.gz",
+    )
+    trace = load(path)
+    assert trace.name == "week"
+    first, second = trace.jobs
+    assert first == TraceJob("1", 0.0, 1, 30.0, "NeuMF/64/0", 2050 * MIB, 0.105, 0.02, 19.0, "u")
+    assert (second.submit_s, second.util, second.estimate_s, second.gpus) == (60.0, 1.0, None, 8)
+
+
+def test_the_other_forms(write: Callable[..., Path]) -> None:
+    (only,) = load(write(SIA, "2017-10-09 07:01:55,66.0,2,132.0,11cb48")).jobs
+    assert only == TraceJob("row-2", 0.0, 2, 66.0, user="11cb48")
+    (only,) = load(write(MURI, "0,8,5000,109,gpt2,4,5095000,91000,400,0.6,300,49,0")).jobs
+    assert only == TraceJob("0", 0.0, 8, 5095.0, "gpt2/4", util=0.75)
+    pods = load(write(OPENB, "a,1,1,0,0,,LS,Running,0,9,0", "b,1,1,1,460,V100,LS,Running,5,25,5")).jobs
+    assert pods == (TraceJob("b", 0.0, 1, 20.0, "V100", util=0.46),)
+    both = load(write(GAVEL_ROW.format(10), GAVEL_ROW.format(0), name="some.trace")).jobs
+    assert [(each.job_id, each.submit_s) for each in both] == [("row-2", 0.0), ("row-1", 10.0)]
+    assert (both[0].workload, both[0].duration_s, both[0].gpus) == ("ResNet-18 (batch size 128)/x4", 925982.0, 4)
+
+
+def test_our_own_form_comes_back_equal(tmp_path: Path) -> None:
+    trace = crowd(10)
+    shifted = trace_of("own", (job_at_zero(each, trace.jobs[0].submit_s) for each in trace.jobs))
+    write_own(shifted, tmp_path / "own.json")
+    assert load(tmp_path / "own.json") == shifted
+
+
+def job_at_zero(each: TraceJob, start: float) -> TraceJob:
+    from dataclasses import replace
+
+    return replace(each, submit_s=each.submit_s - start)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("duration", "0", "line 3: duration: '0' is not accepted; give a number above 0"),
+        ("duration", "nan", "line 3: duration: 'nan' is not accepted; give a number above 0"),
+        ("duration", "-5", "line 3: duration: '-5' is not accepted"),
+        ("duration", "soon", "line 3: duration: 'soon' is not accepted"),
+        ("gpu_num", "0", "line 3: gpu_num: '0' is not accepted; give a number of at least 1"),
+        ("gpu_num", "1.5", "line 3: gpu_num: '1.5' is not accepted; give a whole number of at least 1"),
+        ("model", "", "line 3: model: '' is not accepted; give a value"),
+        ("submit_time", "yesterday", "line 3: submit_time: 'yesterday' is not accepted; give a date and time"),
+        ("submit_time", "", "line 3: submit_time: '' is not accepted"),
+        ("gmem", "-1", "line 3: gmem: '-1' is not accepted"),
+        ("job_id", "1", "line 3: job_id: '1' is not accepted; give an id that line 2 does not have"),
+        ("job_id", "", "line 3: job_id: '' is not accepted"),
+        ("estimate_s", "-1", "line 3: estimate_s: '-1' is not accepted"),
+    ],
+)
+def test_bad_rows_are_named(write: Callable[..., Path], column: str, value: str, message: str) -> None:
+    good = dict(
+        zip(
+            WEEK.split(","),
+            ["1", "u", "1", "2017-10-01 00:01:00", "30", "NeuMF", "64", "0", "10.5", "2.0", "2050.0", "19"],
+            strict=True,
+        )
+    )
+    bad = good | {"job_id": "2"} | {column: value}
+    path = write(WEEK, ",".join(good.values()), ",".join(bad.values()))
+    with pytest.raises(TraceError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}, {message}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (("a,b,c", "1,2,3"), "columns: 'a,b,c' is not accepted; give the head of one of cotenant-trace"),
+        ((WEEK,), "rows: 0 is not accepted; give at least one job"),
+        ((WEEK, "1,u,1"), "line 2: columns: 'too many or too few' is not accepted; give 12 as in the head"),
+        ((OPENB, "b,1,1,1,460,V100,LS,Running,25,5,5"), "line 2: deletion_time: '5' is not accepted"),
+        ((OPENB, "b,1,1,1,0,V100,LS,Running,5,25,5"), "line 2: gpu_milli: '0' is not accepted"),
+        (("name,num_gpu,gpu_milli", "a,1,500"), "columns: 'creation_time missing' is not accepted"),
+        ((MURI, "0,8,-1,109,gpt2,4,5095000,91000,400,0.6,300,49,0"), "line 2: submit_time: '-1' is not accepted"),
+        ((GAVEL_ROW.format(-1),), "line 1: arrival: '-1' is not accepted"),
+        (("[1, 2]",), "format: 'list' is not accepted; give 'cotenant-trace'"),
+        (('{"format": "cotenant-trace", "version": 2}',), "version: 2 is not accepted; give 1"),
+        (('{"format": "cotenant-trace", "version": 1, "jobs": 3}',), "jobs: 'int' is not accepted"),
+        (("{",), "line 2: file: 'Expecting property name enclosed in double quotes' is not accepted; give JSON"),
+    ],
+)
+def test_bad_files_are_named(write: Callable[..., Path], lines: tuple[str, ...], message: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        load(write(*lines))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"duration_s": 0}, "duration_s: '0' is not accepted; give a number above 0"),
+        ({"submit_s": -1}, "submit_s: '-1' is not accepted"),
+        ({"gpus": 0}, "gpus: '0' is not accepted"),
+        ({"gpus": True}, "gpus: None is not accepted"),
+        ({"util": 1.5}, "util: 1.5 is not accepted; give a fraction in [0, 1]"),
+        ({"max_slowdown": 0.5}, "max_slowdown: '0.5' is not accepted"),
+        ({"weight": 0}, "weight: '0' is not accepted"),
+        ({"colour": "red"}, "jobs[0]: 'colour' is not accepted; give only duration_s"),
+        ({"job_id": None}, "job_id: None is not accepted"),
+    ],
+)
+def test_bad_jobs_of_our_own_form(write: Callable[..., Path], fields: dict[str, object], message: str) -> None:
+    entry = {"job_id": "a", "submit_s": 0, "duration_s": 10} | fields
+    path = write(json.dumps({"format": "cotenant-trace", "version": 1, "jobs": [entry]}))
+    with pytest.raises(TraceError) as caught:
+        load(path)
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_no_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv.gz"
+    path.write_bytes(b"not compressed")
+    with pytest.raises(TraceError, match="a text file that can be read"):
+        load(path, "philly-week")
+
+
+def test_an_unknown_form_is_refused(write: Callable[..., Path]) -> None:
+    with pytest.raises(TraceError, match=f"one of {', '.join(FORMATS)}"):
+        load(write(WEEK), "sacct")
+
+
+def test_measured_pairs(write: Callable[..., Path]) -> None:
+    path = write("workload,neighbour,n,guess", "a,b,0.8,0.7", "b,a,1.02,0.9")
+    assert load_pairs(path) == {("a", "b"): 0.8, ("b", "a"): 1.0}
+    assert load_pairs(path, "guess") == {("a", "b"): 0.7, ("b", "a"): 0.9}
+    long = write("model,batchsize,amp,peer,peer_batchsize,peer_amp,n", "BERT,32,0,DCGAN,64,1,0.8")
+    assert load_pairs(long) == {("BERT/32/0", "DCGAN/64/1"): 0.8}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (("a,b,0",), "line 2: n: '0' is not accepted"),
+        (("a,b,2",), "line 2: n: 2.0 is not accepted; give a normalised throughput"),
+        (("a,b,0.5", "a,b,0.5"), "line 3: pair: 'a beside b' is not accepted; give every ordered pair once"),
+        (("a,,0.5",), "line 2: neighbour: '' is not accepted"),
+    ],
+)
+def test_bad_pairs_are_named(write: Callable[..., Path], rows: tuple[str, ...], message: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        load_pairs(write("workload,neighbour,n", *rows))
+    assert message in str(caught.value)
+
+
+def test_utilisations_are_known_when_every_job_says_it() -> None:
+    jobs = [job("a", workload="x", util=0.2), job("b", workload="x", util=0.4), job("c", workload="y")]
+    assert utilisations(trace_of("t", jobs)) == pytest.approx({"x": 0.3})
+
+
+def test_gavel_throughputs(tmp_path: Path) -> None:
+    name, other = "('ResNet-18 (batch size 128)', 1)", "('LM (batch size 5)', 1)"
+    table = {
+        "v100": {name: {"null": 10.0, other: [5.0, 4.0]}, other: {"null": 8.0, name: [4.0, 5.0]}},
+        "k80": {name: {"null": 2.0}, other: {"null": 4.0}},
+    }
+    path = tmp_path / "throughputs.json"
+    path.write_text(json.dumps(table))
+    truth = GavelTruth(path)
+    one, two = "ResNet-18 (batch size 128)/x1", "LM (batch size 5)/x1"
+    assert (truth.alone(one, "v100", 1), truth.alone(one, "k80", 1), truth.alone(two, "k80", 1)) == (1.0, 0.2, 0.5)
+    assert truth.together((one, two), "v100") == (0.5, 0.5)
+    timed = truth.in_seconds(trace_of("t", [job("a", length=100.0, workload=one)]))
+    assert timed.jobs[0].duration_s == 10.0
+    with pytest.raises(TraceError, match="reference: 'h100' is not accepted; give one of v100, k80"):
+        GavelTruth(path, "h100")
