@@ -1,0 +1,274 @@
+"""``cotenant train`` and ``cotenant models``: from files as users have them to versions in a registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import invoke
+from interference_tables import world
+
+from cotenant.forecasting.datasets.pair_sources import read_pair_data
+from cotenant.forecasting.datasets.registry import SHIPPED, Registry, load_demand, load_interference
+from cotenant.forecasting.datasets.series_sources import from_signatures, read_series_data
+from cotenant.forecasting.datasets.signature_store import SignatureStore
+from cotenant.forecasting.signatures import to_row
+from cotenant.forecasting.training.recipes import Origin, train_interference
+from cotenant.forecasting.types import DemandProfile, Signature
+
+
+def mps_table() -> pd.DataFrame:
+    """The made-up world as a matrix of slowdowns under MPS."""
+    table = world()
+    util, names = table.jobs.features[:, 0] * 100.0, table.jobs.families
+    rows = [
+        {
+            "job": names[a],
+            "batch": int(a),
+            "gpu_util_pct": util[a],
+            "solo_us_per_10steps": 1e5 + 1e4 * a,
+            "peer": names[b],
+            "peer_batch": int(b),
+            "peer_gpu_util_pct": util[b],
+            "peer_solo_us_per_10steps": 1e5 + 1e4 * b,
+            "slowdown_ratio": 1.0 / n,
+        }
+        for a, b, n in zip(table.focal, table.other, table.throughput, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def smi(path: Path, seed: int, ticks: int = 120) -> Path:
+    """A recording of one GPU whose utilisation repeats itself."""
+    rng = np.random.default_rng(seed)
+    stamps = pd.Timestamp("2026-01-01") + pd.to_timedelta(np.arange(ticks), unit="s")
+    busy = np.arange(ticks) % 12 < 8
+    pd.DataFrame(
+        {
+            "timestamp": stamps.strftime("%Y/%m/%d %H:%M:%S.%f"),
+            "power.draw [W]": "100 W",
+            "utilization.gpu [%]": np.clip(np.where(busy, 80, 20) + rng.integers(-3, 4, ticks), 0, 100),
+            "memory.used [MiB]": np.where(busy, 4000, 3500),
+        }
+    ).to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    path = tmp_path / "matrix.csv"
+    mps_table().to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Path:
+    folder = tmp_path / "recordings"
+    folder.mkdir()
+    for number in range(3):
+        smi(folder / f"run{number}.csv", number)
+    return folder
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / "models")
+
+
+def at(registry: Registry) -> tuple[str, str]:
+    return ("--registry", str(registry.root))
+
+
+def test_interference_from_a_published_form(registry: Registry, matrix: Path) -> None:
+    code, out, err = invoke("train", "interference", str(matrix), *at(registry), "--activate", "--json")
+    assert (code, err) == (0, "")
+    card = json.loads(out)
+    assert card["active"] is True
+    assert card["options"]["mode"] == "mps"
+    assert card["data"][0]["licence"] == "Apache-2.0"
+    assert card["data"][0]["rows"] == 144
+    assert "leave one family out (4 of them)" in card["protocol"]
+    assert card["metrics"]["MAE"] < min(card["baselines"].values())
+    assert set(card["baselines"]) == {"constant mean", "utilisation rule", "half of the excess"}
+    predictor = load_interference(registry, card["version"]).predictor()
+    job = DemandProfile(0.5, 0.5, None, source="history")
+    assert predictor.predict([job, job], "Tesla P100-PCIE-16GB")[0].mid < 1.0
+    again = json.loads(invoke("train", "interference", str(matrix), *at(registry), "--json")[1])
+    assert again["metrics"] == card["metrics"]
+    assert again["files"] == card["files"]
+
+
+def test_the_shipped_model_is_what_the_shipped_data_give() -> None:
+    data = read_pair_data("cpu")
+    fresh = train_interference([data], Origin("2026-01-01T00:00:00+00:00", "test"))
+    registry = Registry(Path("/nonexistent"))
+    card, models = registry.card("interference", SHIPPED), load_interference(registry, SHIPPED)
+    assert card.data == (data.source,)
+    assert dict(card.options) == dict(fresh.card.options)
+    assert dict(card.metrics) == pytest.approx(dict(fresh.card.metrics), abs=1e-6)
+    assert dict(card.baselines) == pytest.approx(dict(fresh.card.baselines), abs=1e-6)
+    assert list(models.models) == ["cpu-core"]
+    assert card.metrics["MAE"] < min(card.baselines.values())
+
+
+def test_the_shipped_model_is_for_the_device_that_runs() -> None:
+    from cotenant.actors.devices.cpu import GPU_TYPE
+
+    assert GPU_TYPE in load_interference(Registry(Path("/nonexistent")), SHIPPED).models
+
+
+def test_demand_from_recordings(registry: Registry, recordings: Path) -> None:
+    code, out, err = invoke(
+        "train", "demand", str(recordings), *at(registry), "--updates", "2", "--licence", "non-commercial, ours"
+    )
+    assert code == 0, err
+    assert "mind what that forbids" in err
+    version = registry.versions("demand")[0].version
+    assert f"demand {version}" in out
+    assert f"cotenant models activate demand {version}" in out
+    loaded = load_demand(registry, version)
+    assert [each.kind for each in loaded.util] == ["gru", "tcn", "trees"]
+    assert [each.kind for each in loaded.memory] == ["trees"]
+    assert loaded.forecaster().name
+    listed = invoke("models", "list", "demand", *at(registry))[1]
+    assert "non-commercial, ours" in listed
+    assert "util: MAE / persistence" in listed
+    assert "RESTRICTED" in invoke("models", "show", "demand", version[:16], *at(registry))[1]
+
+
+def test_demand_from_a_signature_store(tmp_path: Path) -> None:
+    rows = []
+    for tick in [*range(80), *range(5000, 5080)]:
+        signature = Signature("j", "g", 1e9 + tick, 1.0, 10, 0.4, 0.5, 1e9, 1e9, None, 0.5, None, 0, 1.0)
+        rows.append(to_row(signature) | {"fingerprint": "program"})
+    SignatureStore(tmp_path / "store", 1e6, 1 << 30).write("host", rows)
+    util, memory = from_signatures(tmp_path / "store")
+    assert [each.source for each in (*util, *memory)] == ["program", "program"]
+    assert len(util[0].values) == 161  # the long silence is one gap
+    assert np.isnan(util[0].values[80])
+    assert np.nanmax(util[0].values) == pytest.approx(0.8)  # held back for half of the time
+    assert read_series_data(tmp_path / "store", licence="ours").tick_s == 1.0
+
+
+def test_readings_that_cannot_be(tmp_path: Path) -> None:
+    path = smi(tmp_path / "one.csv", 0, 300)
+    frame = pd.read_csv(path)
+    frame.loc[5, "memory.used [MiB]"] = 18446744073707737660 // 2**20
+    frame.to_csv(path, index=False)
+    found = read_series_data(path, licence="ours")
+    assert np.nanmax(found.memory[0].values) == 4000 * 2**20  # a driver that slipped once
+    frame["utilization.gpu [%]"] = 250
+    frame.to_csv(path, index=False)
+    code, _, err = invoke("train", "demand", str(path), "--licence", "ours")
+    assert code == 1
+    assert "one.csv: column 'utilization.gpu': 300 of 300 readings" in err
+    assert "the first is 250" in err
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: t.drop(columns="peer"), "column 'peer' is missing"),
+        (lambda t: t.assign(gpu_util_pct=np.nan), "line 2: column 'gpu_util_pct' is empty"),
+        (lambda t: t.assign(gpu_util_pct=250.0), "column 'gpu_util_pct': 250.0 is not accepted; give a number from 0"),
+        (lambda t: t.assign(slowdown_ratio="fast"), "column 'slowdown_ratio': fast is not accepted"),
+        (lambda t: t.assign(slowdown_ratio=0.0), "column 'slowdown_ratio'"),
+        (lambda t: t.assign(solo_us_per_10steps=-1.0), "column 'solo_us_per_10steps'"),
+        (lambda t: t.iloc[:0], "it has no rows"),
+        (lambda t: t.iloc[:8], "ordered pairs of jobs are too few to train on; give at least 12"),
+    ],
+)
+def test_bad_pairs(
+    registry: Registry, matrix: Path, spoil: Callable[[pd.DataFrame], pd.DataFrame], message: str
+) -> None:
+    spoil(mps_table()).to_csv(matrix, index=False)
+    code, _, err = invoke("train", "interference", str(matrix), *at(registry), "--format", "alnair-mps")
+    assert code == 1
+    assert err.startswith("error: ")
+    assert message in err
+    assert "matrix.csv" in err or "too few" in err
+    assert not registry.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: path.write_text(""), "cannot be read"),
+        (lambda path: path.write_bytes(b"\x1f\x8bnot gzip"), "cannot be read"),
+        (lambda path: path.write_text("a,b\n1,2\n"), "no column timestamp"),
+        (lambda path: path.write_text("timestamp,power.draw,utilization.gpu,memory.used\n,,,\n"), "no row has a time"),
+        (lambda path: smi(path, 0, 10), "too little to train on"),
+        (lambda path: smi(path, 0), "give at least 2 to hold one out"),
+    ],
+)
+def test_bad_recordings(registry: Registry, tmp_path: Path, write: Callable[[Path], object], message: str) -> None:
+    path = tmp_path / "bad.csv"
+    write(path)
+    code, _, err = invoke("train", "demand", str(path), *at(registry), "--licence", "ours", "--format", "nvidia-smi")
+    assert code == 1
+    assert message in err
+    assert "bad.csv" in err or "too little" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "interference", "nowhere"), "nowhere: there is nothing"),
+        (("train", "interference", "cpu", "--mode", "mps"), "measured are: "),
+        (("train", "interference", "cpu", "--mode", "mig"), "mode: 'mig' is not accepted; give timeslice, mps"),
+        (("train", "interference", "cpu", "--format", "csv"), "format: 'csv' is not accepted; give suite, lucid"),
+        (("train", "interference", "cpu", "--groups", "row"), "groups: 'row' is not accepted; give family, job"),
+        (("train", "demand", "nowhere"), "nowhere: there is nothing"),
+        (("train", "demand", ".", "--experts", "lstm"), "experts: 'lstm' is not accepted; give gru, tcn, trees"),
+        (("models", "show", "weather"), "kind: 'weather' is not accepted"),
+        (("models", "activate", "demand", "latest"), "version: 'latest' is not accepted"),
+    ],
+)
+def test_what_is_not_accepted(arguments: tuple[str, ...], message: str) -> None:
+    code, _, err = invoke(*arguments)
+    assert code == 1
+    assert message in err
+
+
+def test_a_licence_must_be_known(recordings: Path) -> None:
+    code, _, err = invoke("train", "demand", str(recordings))
+    assert code == 1
+    assert "the licence of these data is not known; give it in words with --licence" in err
+
+
+def test_choosing_and_deleting(registry: Registry, matrix: Path) -> None:
+    versions = []
+    for _ in range(3):
+        invoke("train", "interference", str(matrix), *at(registry))
+        versions = [each.version for each in registry.versions("interference")]
+    first = versions[1]  # after the shipped one
+    assert invoke("models", "activate", "interference", first, *at(registry))[0] == 0
+    listed = json.loads(invoke("models", "list", *at(registry), "--json")[1])
+    assert [each["version"] for each in listed if each["active"] and each["kind"] == "interference"] == [first]
+    assert "deleted" in invoke("models", "prune", "interference", "--keep", "1", *at(registry))[1]
+    assert [each.version for each in registry.versions("interference")] == [SHIPPED, first, versions[3]]
+    assert "shipped is active" in invoke("models", "deactivate", "interference", *at(registry))[1]
+    assert registry.active("interference") == SHIPPED
+    assert "nothing to delete" in invoke("models", "prune", "demand", *at(registry))[1]
+    assert "there is no active demand model" in invoke("models", "show", "demand", *at(registry))[2]
+
+
+def test_a_broken_version_is_told_and_hides_nothing(registry: Registry, matrix: Path) -> None:
+    invoke("train", "interference", str(matrix), *at(registry), "--activate")
+    broken = registry.active("interference")
+    assert broken is not None
+    invoke("train", "interference", str(matrix), *at(registry))
+    (registry.folder("interference", broken) / "interference.json").write_text("{}")
+    code, out, err = invoke("models", "list", "interference", *at(registry))
+    assert code == 0
+    assert out.count("\ninterference") == 2  # the shipped one and the sound one
+    assert "interference.json: damaged" in err
+    assert f"the active version {broken} cannot be used" in err
+    (registry.root / "active.json").write_text("{")
+    code, out, err = invoke("models", "list", "interference", *at(registry))
+    assert (code, out.count("\ninterference")) == (0, 2)
+    assert "active.json" in err
