@@ -85,11 +85,13 @@ def load_observations(path: Path) -> LoadedObservations:
 def _observation(raw: object) -> Observation:
     if not isinstance(raw, dict):
         raise ValueError(f"{raw!r:.80} is not accepted; give an object with {', '.join(_FIELDS)}")
-    missing = [name for name in ("schema_version", *_FIELDS) if name not in raw]
-    if missing:
-        raise ValueError(f"{missing[0]} is missing")
+    if "schema_version" not in raw:
+        raise ValueError("schema_version is missing")
     version = raw["schema_version"]
     check_version(version if isinstance(version, int) else -1, OBSERVATION_VERSION)
+    missing = [name for name in _FIELDS if name not in raw]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
     if not isinstance(raw["gpu_type"], str) or not isinstance(raw["others"], list):
         raise ValueError("gpu_type must be a text and others a list of profiles")
     numbers = {name: _number(name, raw[name]) for name in ("throughput", "low", "high", "seconds")}

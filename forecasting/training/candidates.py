@@ -295,6 +295,7 @@ class _Frozen:
 
 __all__ = [
     "LEAST_GROUPS",
+    "MOST_TICKS",
     "OWN_DATA",
     "ActiveExperts",
     "ActivePairs",

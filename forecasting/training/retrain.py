@@ -21,15 +21,17 @@ import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 
-from cotenant import __version__
 from cotenant.forecasting.datasets.model_card import Kind, ModelFileError
 from cotenant.forecasting.datasets.observation_file import load_observations
 from cotenant.forecasting.datasets.registry import SHIPPED, Registry, load_demand, load_interference
 from cotenant.forecasting.datasets.schema import DataError
+from cotenant.forecasting.datasets.series import ValueSeries
 from cotenant.forecasting.datasets.series_sources import from_signatures
 from cotenant.forecasting.training.candidates import (
+    MOST_TICKS,
     ActiveExperts,
     ActivePairs,
     Comparison,
@@ -42,13 +44,14 @@ from cotenant.forecasting.training.demand_fit import TrainingOptions
 from cotenant.forecasting.training.recipes import Origin
 
 DONE, FAULT, TOO_LITTLE = 0, 1, 3
+SPANS_S = (3600.0, 6 * 3600.0, 24 * 3600.0, 7 * 24 * 3600.0)  # a busy store is too large to read the whole of it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one retraining and return the exit code."""
     options = _options(arguments)
     registry = Registry(options.registry)
-    origin = Origin(datetime.now(UTC).isoformat(timespec="milliseconds"), __version__)
+    origin = Origin(datetime.now(UTC).isoformat(timespec="milliseconds"), _program())
     kind: Kind = options.kind
     try:
         if kind == "interference":
@@ -86,12 +89,28 @@ def _interference(registry: Registry, evidence: Path, origin: Origin) -> Compari
 
 
 def _demand(registry: Registry, store: Path, origin: Origin, options: TrainingOptions) -> Comparison:
-    util, memory = from_signatures(store)
+    util, memory = _recent(store, datetime.now(UTC).timestamp())
     version = _usable(registry, "demand")
     active = None
     if version is not None:
         active = ActiveExperts(load_demand(registry, version), registry.card("demand", version))
     return compare_demand({"util": util, "memory": memory}, active, origin, options, KINDS)
+
+
+def _recent(store: Path, now_s: float) -> tuple[list[ValueSeries], list[ValueSeries]]:
+    """Read back as far as needed for as many windows as are learnt from."""
+    for span_s in SPANS_S:
+        util, memory = from_signatures(store, since=now_s - span_s)
+        if max(sum(len(each.values) for each in found) for found in (util, memory)) >= MOST_TICKS:
+            return util, memory
+    return from_signatures(store)
+
+
+def _program() -> str:
+    try:
+        return metadata.version("cotenant")
+    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+        return "unknown"
 
 
 def _usable(registry: Registry, kind: Kind) -> str | None:

@@ -103,7 +103,7 @@ def evaluate_demand(
         read = read_series(data, form, licence or _MEASURE)
         options = TrainingOptions(seed=seed, updates=updates)
         opened = open_registry(registry)
-        loaded, card = None, None
+        loaded, card, name = None, None, ""
         if version is not None:
             name = full_version(opened, "demand", version)
             loaded, card = load_demand(opened, name), opened.card("demand", name)
@@ -114,7 +114,7 @@ def evaluate_demand(
                 if not series or not mine:
                     continue
                 hold = recipes.held_out(quantity, series)
-                frozen = None if loaded is None else judging.frozen_demand(str(version), quantity, loaded, hold)
+                frozen = None if loaded is None else judging.frozen_demand(name, quantity, loaded, hold)
                 found[quantity] = (recipes.judged_demand(quantity, hold, mine, options, progress), frozen)
     warnings = [] if card is None else judging.known_data(card, [each.source for each in read])
     _report("demand", found, [each.source for each in read], warnings, json_file)
