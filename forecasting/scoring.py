@@ -322,9 +322,9 @@ class ForecastScores:
             if memory is not None and each.memory is not None and each.last_memory is not None:
                 p99, held = each.memory.p99, memory[0]
                 waste = 100.0 * max(0.0, p99 - held) / held if held > 0.0 else 0.0
-                figures = (float(held > p99), waste)
-                job.tally.add_memory(each.horizon, figures)
-                self._all.add_memory(each.horizon, figures)
+                exceeded = (float(held > p99), waste)
+                job.tally.add_memory(each.horizon, exceeded)
+                self._all.add_memory(each.horizon, exceeded)
                 rows.append(_row("memory", signature, each, each.memory, actual=held, last=each.last_memory))
             if each.horizon == PEAK_HORIZON_S and peak_now > 0.0:
                 under = (float(peak_now > each.peak),)
