@@ -147,10 +147,12 @@ class Turn:
         new = tuple(shares.get(share.gpu_id, share) for share in lease.shares)
         if new == lease.shares:
             return
-        self._resized.setdefault(job.spec.job_id, (lease, reason))
+        before, _ = self._resized.setdefault(job.spec.job_id, (lease, reason))
         if any(share.memory_bytes < old.memory_bytes for share, old in zip(new, lease.shares, strict=True)):
             self.dirty = True
-        self.state.put(replace(job, lease=replace(lease, revision=lease.revision + 1, shares=new)))
+        steps = 2 if _shrinks(before.shares, new) and _grows(before.shares, new) else 1
+        revision = max(lease.revision + 1, before.revision + steps)
+        self.state.put(replace(job, lease=replace(lease, revision=revision, shares=new)))
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
@@ -162,15 +164,34 @@ class Turn:
             job = self.state.jobs.get(job_id)
             if job is None or job.lease is None or job_id in self._granted:
                 continue
-            grows = any(
-                new.compute > old.compute or new.memory_bytes > old.memory_bytes
-                for new, old in zip(job.lease.shares, before.shares, strict=True)
-            )
-            (growing if grows else shrinking).extend(resize_commands(self.state, job, reason))
+            shares = job.lease.shares
+            if not _grows(before.shares, shares):
+                shrinking.extend(resize_commands(self.state, job, reason))
+                continue
+            growing.extend(resize_commands(self.state, job, reason))
+            if _shrinks(before.shares, shares):  # what it gives up, others may get: that part goes first
+                less = replace(job.lease, revision=job.lease.revision - 1, shares=_lesser(before.shares, shares))
+                shrinking.extend(resize_commands(self.state, replace(job, lease=less), reason))
         starts: list[StartJob] = []
         for job_id, reason in self._granted.items():
             starts.extend(start_commands(self.state, self.state.jobs[job_id], reason))
         return [*self._stops, *shrinking, *growing, *starts]
+
+
+def _grows(old: Sequence[Share], new: Sequence[Share]) -> bool:
+    return any(b.compute > a.compute or b.memory_bytes > a.memory_bytes for a, b in zip(old, new, strict=True))
+
+
+def _shrinks(old: Sequence[Share], new: Sequence[Share]) -> bool:
+    return _grows(new, old)
+
+
+def _lesser(old: Sequence[Share], new: Sequence[Share]) -> tuple[Share, ...]:
+    """Of each resource the smaller amount."""
+    return tuple(
+        replace(b, compute=min(a.compute, b.compute), memory_bytes=min(a.memory_bytes, b.memory_bytes))
+        for a, b in zip(old, new, strict=True)
+    )
 
 
 def start_commands(state: State, job: Job, reason: str) -> list[StartJob]:
