@@ -250,17 +250,14 @@ class ForecastScores:
             start_s = signature.start_s
             job = self._jobs.get(signature.job_id)
             # Nearly every window is an ordinary one of which nothing is due: it has to cost next to nothing.
-            if (
-                job is None
-                or not job.clock.last_s < start_s < job.due_s
-                or job.clock.refused
-                or start_s == math.inf
-                or job.gpu_id != signature.gpu_id
-            ):
+            if job is None or (clock := job.clock).refused or not clock.last_s < start_s < job.due_s:
                 job = self._look_at(job, signature, rows)
                 if job is None:
                     continue
-            job.clock.last_s = start_s
+            elif job.gpu_id == signature.gpu_id:
+                clock.last_s = start_s
+            elif not self._look_at(job, signature, rows):
+                continue
             peak = signature.memory_peak_bytes
             if peak is not None and job.peak < peak <= MOST_BYTES:
                 job.peak = peak
