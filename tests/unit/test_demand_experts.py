@@ -17,6 +17,7 @@ from cotenant.forecasting.demand.trees import TreesExpert
 from cotenant.forecasting.training.demand_artefact import BrokenArtefact, DemandArtefact, load_artefact, save_artefact
 from cotenant.forecasting.training.demand_fit import TrainingOptions, collect, flatten_trees, train_demand
 from cotenant.forecasting.training.demand_nets import GruNet, TcnNet
+from cotenant.forecasting.training.demand_replay import replay
 
 SETTINGS = MixtureSettings(horizons=(1, 5), last=40, gains=(0.3,))
 FEW = TrainingOptions(updates=2, trees=5, leaves=7)
@@ -183,6 +184,18 @@ def test_options_that_make_no_sense_are_refused(wrong: dict[str, float], message
 def test_unknown_kinds_are_refused() -> None:
     with pytest.raises(ValueError, match="kinds: 'lstm' is not accepted; give some of gru, tcn, trees"):
         train_demand([sawtooth(100, 9, 0)], SETTINGS, ("lstm",), FEW)  # type: ignore[arg-type]
+
+
+def test_a_replay_with_what_hosts_foresaw_is_judged_live() -> None:
+    values = [np.random.default_rng(seed).random(60) for seed in (0, 1)]
+    ahead = [np.full((60, 2, 1), np.nan) for _ in values]
+    for each, told in zip(values, ahead, strict=True):
+        for j, horizon in enumerate(SETTINGS.horizons):
+            told[:-horizon, j, 0] = each[horizon:]
+    with_host, alone = replay(values, SETTINGS, outside=ahead), replay(values, SETTINGS)
+    for each, ours, theirs in zip(values, with_host, alone, strict=True):
+        missed = [np.abs(said.points[20:59, 0] - each[21:]).mean() for said in (ours, theirs)]
+        assert missed[0] < 0.3 * missed[1]
 
 
 @pytest.fixture(scope="module")
