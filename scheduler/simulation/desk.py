@@ -1,8 +1,8 @@
 """Where baseline policies work: what one may know of jobs and GPUs, and how it starts and suspends jobs.
 
-A policy is a small class without any state of its own. It is called after every change and acts through the desk, whose
-actions take effect at once. It knows of a job's length what its ``knows`` says: nothing, somebody's estimate, or the
-true run time (an oracle, for comparison).
+A policy is a small class, nearly always without any state of its own. It is called after every change and acts through
+the desk, whose actions take effect at once. It knows of a job's length what its ``knows`` says: nothing, somebody's
+estimate, or the true run time (an oracle, for comparison).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Entry:
 
 
 class BaselinePolicy(Protocol):
-    """One way to schedule. The class is its documentation; instances keep nothing between calls."""
+    """One way to schedule. The class is its documentation; an instance serves one simulation."""
 
     name: str
     knows: Knows
@@ -121,6 +121,10 @@ class Desk:
     def largest_node(self) -> int:
         """GPUs of the largest node, lost or not."""
         return max(len(gpus) for gpus in self._world.node_gpus)
+
+    def is_lost(self, node: int) -> bool:
+        """Return whether the node is lost."""
+        return node in self._world.down
 
     def gpus_of(self, node: int) -> Sequence[int]:
         """Return the GPUs of a node."""

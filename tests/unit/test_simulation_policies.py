@@ -7,6 +7,7 @@ from simulating import NO_COST, ends, halves, job, run, scenario
 
 from cotenant.scheduler.simulation.desk import Desk
 from cotenant.scheduler.simulation.policies import POLICIES
+from cotenant.scheduler.simulation.policies.gavel import Gavel
 from cotenant.scheduler.simulation.policies.packing import FirstFit, Lucid, Static, Threshold
 from cotenant.scheduler.simulation.policies.queueing import Fifo, Tiresias
 from cotenant.scheduler.simulation.truth import PairTable
@@ -138,6 +139,26 @@ def test_a_job_on_several_gpus_runs_at_the_speed_of_its_slowest() -> None:
     truth = PairTable({("x", "w"): 0.5, ("w", "x"): 1.0, ("w", "w"): 1.0, ("x", "x"): 1.0})
     jobs = (job("wide", gpus=2, workload="x"), job("b", length=40, workload="w"))
     assert ends(run("first-fit", jobs, gpus=2, truth=truth)) == {"wide": 120, "b": 40}
+
+
+@pytest.mark.parametrize(
+    ("policy", "want"),
+    [
+        (Gavel(halves("w", n=0.8), 100.0), {"a": 500, "b": 500}),
+        (Gavel(halves("w", n=0.5), 100.0), {"a": 700, "b": 800}),
+        (Gavel(halves("w", n=0.8), 100.0, packed=False), {"a": 700, "b": 800}),
+    ],
+)
+def test_gavel_takes_turns_unless_sharing_is_better(policy: Gavel, want: dict[str, float]) -> None:
+    jobs = (job("a", length=400, workload="w"), job("b", length=400, workload="w"))
+    n = 0.5 if want["a"] == 700 else 0.8
+    assert ends(run(policy, jobs, truth=halves("w", n=n))) == pytest.approx(want)
+
+
+def test_gavel_acts_at_the_start_of_rounds_only() -> None:
+    """b counts from the round at 100, in which everybody begins anew and a is first; a ends in the middle of it."""
+    jobs = (job("a", 0, 130), job("b", 10, 50))
+    assert ends(run(Gavel(round_s=100.0, packed=False), jobs)) == {"a": 130, "b": 250}
 
 
 def test_every_policy_has_its_own_name() -> None:

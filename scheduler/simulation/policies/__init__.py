@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from cotenant.scheduler.simulation.desk import BaselinePolicy
+from cotenant.scheduler.simulation.policies.gavel import Gavel
 from cotenant.scheduler.simulation.policies.packing import BestFit, FirstFit, Lucid, Static, Threshold
 from cotenant.scheduler.simulation.policies.queueing import Fifo, Qssf, Sjf, Srtf, Tiresias
 
@@ -19,4 +20,5 @@ POLICIES: Mapping[str, Callable[[], BaselinePolicy]] = {
     "best-fit": BestFit,
     "threshold": Threshold,
     "lucid": Lucid,
+    "gavel": Gavel,
 }
