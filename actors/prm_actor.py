@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -19,7 +20,7 @@ from cotenant.actors.watch import PredictionLog, Watch
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.profiles import ProfileBook
 from cotenant.forecasting.signatures import accepted, brief
-from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
+from cotenant.forecasting.types import DemandProfile, Forecast, JobMeasurement, Signature
 from cotenant.scheduler.core.events import EvidenceGathered, MeasurementsReported
 from cotenant.scheduler.names import NAMESPACE, SCHEDULER
 from cotenant.scheduler.views import DemandScoreView, PredictionsView, TrainingView
@@ -28,8 +29,17 @@ KEEP_WINDOWS = 3600  # an hour of one-second windows per job and per GPU
 SAVE_EVERY_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One host's windows, and what its jobs do alone."""
+
+    batch: WindowBatch
+    windows: Sequence[Signature]
+    profiles: Mapping[str, DemandProfile]
+
+
 class Prm:
-    """State and methods of the PRM actor. One call per host per second; its cost grows with the number of jobs only.
+    """State and methods of the PRM actor. One call per host per second.
 
     What was learnt is saved in the state directory, so a restart of the actor forgets at most ``SAVE_EVERY_S`` seconds;
     the short-term forecast state of running jobs is rebuilt from the next windows.
@@ -55,6 +65,8 @@ class Prm:
         log = PredictionLog(settings.signatures, folder) if settings.signatures.enabled else None
         self._watch = Watch(self._shelf, log)
         self._training = Training(settings.prediction, self._shelf, folder, store)
+        self._myself = _own_handle()
+        self._waiting: list[WindowBatch] = []
         self._saved_at = 0.0
         self._jobs: dict[str, deque[Signature]] = {}
         self._devices: dict[str, deque[tuple[float, float | None, float | None]]] = {}
@@ -65,28 +77,34 @@ class Prm:
         return os.getpid()
 
     def observe(self, batch: WindowBatch) -> None:
-        """Take in one host's windows and send the scheduler the forecasts they lead to."""
-        signatures = [accepted(signature) for signature in batch.signatures]
-        if self._history is not None:
-            self._history.add_windows(batch.host_id, signatures, batch.fingerprints)
-            self._training.count(len(signatures))
-        self._prime(batch, signatures)
-        self._forecaster.observe_batch(signatures, batch.foreseen)
-        briefs = [brief(signature) for signature in signatures]  # an hour of details would not fit into memory
-        for signature in briefs:
-            self._book.observe(signature, batch.fingerprints[signature.job_id])
-            self._jobs.setdefault(signature.job_id, deque(maxlen=KEEP_WINDOWS)).append(signature)
-        profiles = {signature.job_id: self._profile(batch, signature.job_id) for signature in briefs}
-        self._watch.windows(batch.host_id, briefs, batch.fingerprints)
-        observations = self._evidence.observe(batch, briefs, profiles)
-        self._watch.slowdowns(batch.host_id, batch.at, observations)
-        for device in batch.devices:
-            readings = self._devices.setdefault(device.gpu_id, deque(maxlen=KEEP_WINDOWS))
-            readings.append((batch.at, device.util, device.memory_bytes))
-        self._tell_scheduler(batch, briefs, profiles)
-        self._forget_ended(batch)
-        if not 0.0 <= batch.at - self._saved_at < SAVE_EVERY_S:
-            self._saved_at = batch.at
+        """Take in one host's windows. In the actor they wait for those that have arrived already: one look at the
+        windows of many hosts costs hardly more than one at those of a single host.
+        """
+        self._waiting.append(batch)
+        if self._myself is None:
+            self.work_off()
+        elif len(self._waiting) == 1:
+            self._myself.work_off.remote()  # comes after what has arrived by now
+
+    def work_off(self) -> None:
+        """Take in what waits, and send the scheduler the forecasts it leads to."""
+        batches, self._waiting = self._waiting, []
+        windows = [
+            [accepted(signature) for signature in batch.signatures if signature.job_id in batch.fingerprints]
+            for batch in batches
+        ]
+        foreseen = {key: said for batch in batches for key, said in batch.foreseen.items()}
+        for batch, signatures in zip(batches, windows, strict=True):
+            self._prime(batch, signatures)
+        self._forecaster.observe_batch([signature for signatures in windows for signature in signatures], foreseen)
+        looks = [self._learn(batch, signatures) for batch, signatures in zip(batches, windows, strict=True)]
+        jobs = dict.fromkeys(job_id for look in looks for job_id in look.profiles)
+        forecasts = self._forecaster.forecast_batch(list(jobs))
+        for look in looks:
+            self._tell_scheduler(look, {job_id: forecasts[job_id] for job_id in look.profiles if job_id in forecasts})
+            self._forget_ended(look.batch)
+        if batches and not 0.0 <= batches[-1].at - self._saved_at < SAVE_EVERY_S:
+            self._saved_at = batches[-1].at
             self._save()
             self._forecaster.follow()
             self._watch.follow()
@@ -135,25 +153,41 @@ class Prm:
         for job_id in {signature.job_id for signature in signatures} - self._jobs.keys():
             self._forecaster.prime(job_id, self._book.profile(None, batch.fingerprints[job_id]))
 
+    def _learn(self, batch: WindowBatch, signatures: Sequence[Signature]) -> _Look:
+        """Keep what one host's windows tell of its jobs, alone and beside each other."""
+        if self._history is not None:
+            self._history.add_windows(batch.host_id, signatures, batch.fingerprints)
+            self._training.count(len(signatures))
+        briefs = [brief(signature) for signature in signatures]  # an hour of details would not fit into memory
+        for signature in briefs:
+            self._book.observe(signature, batch.fingerprints[signature.job_id])
+            self._jobs.setdefault(signature.job_id, deque(maxlen=KEEP_WINDOWS)).append(signature)
+        profiles = {signature.job_id: self._profile(batch, signature.job_id) for signature in briefs}
+        self._watch.windows(batch.host_id, briefs, batch.fingerprints)
+        observations = self._evidence.observe(batch, briefs, profiles)
+        self._watch.slowdowns(batch.host_id, batch.at, observations)
+        for device in batch.devices:
+            readings = self._devices.setdefault(device.gpu_id, deque(maxlen=KEEP_WINDOWS))
+            readings.append((batch.at, device.util, device.memory_bytes))
+        return _Look(batch, briefs, profiles)
+
     def _profile(self, batch: WindowBatch, job_id: str) -> DemandProfile:
         fingerprint = batch.fingerprints[job_id]
         known = self._book.profile(job_id, fingerprint)
         return replace(known, fingerprint=fingerprint, family=batch.families.get(job_id, ""))
 
-    def _tell_scheduler(
-        self, batch: WindowBatch, windows: Sequence[Signature], profiles: Mapping[str, DemandProfile]
-    ) -> None:
-        forecasts = self._forecaster.forecast_batch(list(profiles))
-        self._watch.forecasts(forecasts, batch.at, windows)
+    def _tell_scheduler(self, look: _Look, forecasts: Mapping[str, Forecast]) -> None:
+        batch = look.batch
+        self._watch.forecasts(forecasts, batch.at, look.windows)
         measurements = [
             JobMeasurement(
                 job_id=signature.job_id,
                 fingerprint=batch.fingerprints[signature.job_id],
                 signature=signature,
                 forecast=forecasts[signature.job_id],
-                profile=profiles[signature.job_id],
+                profile=look.profiles[signature.job_id],
             )
-            for signature in windows
+            for signature in look.windows
             if signature.job_id in forecasts
         ]
         evidence = self._evidence.due(batch.at) if self._learns_pairs else ()
@@ -198,6 +232,13 @@ class Prm:
         temporary.write_text(self._book.to_json(), encoding="utf-8")
         temporary.replace(self._path)
         self._evidence.save()
+
+
+def _own_handle() -> Any:
+    """The handle of the actor this runs in; None outside of one."""
+    if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+        return None
+    return ray.get_runtime_context().current_actor
 
 
 def _log(text: str) -> None:

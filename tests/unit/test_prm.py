@@ -1,0 +1,156 @@
+"""The PRM without Ray: what it sends on, many hosts at once, and windows that nobody could have measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from cotenant.actors.messages import WindowBatch
+from cotenant.actors.prm_actor import Prm
+from cotenant.configs.settings import Settings
+from cotenant.forecasting.types import JobMeasurement, Signature
+from cotenant.scheduler.core.events import EvidenceGathered, MeasurementsReported
+
+START = 1_900_000_000.0
+
+
+class Recorder:
+    """The scheduler, as the PRM sees it."""
+
+    def __init__(self) -> None:
+        self.reports: list[MeasurementsReported] = []
+        self.evidences: list[EvidenceGathered] = []
+        self.measurements = Remote(self.reports)
+        self.evidence = Remote(self.evidences)
+
+
+class Remote:
+    def __init__(self, calls: list[Any]) -> None:
+        self._calls = calls
+
+    def remote(self, event: Any) -> None:
+        self._calls.append(event)
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(ray, "get_actor", lambda *_names: recorder)
+    return recorder
+
+
+@pytest.fixture
+def prm(tmp_path: Path, scheduler: Recorder) -> Iterator[Prm]:
+    manager = Prm(str(tmp_path), Settings().model_dump_json())
+    yield manager
+    manager.close()
+
+
+def window(job_id: str, second: float, util: float = 0.5, rate: float | None = 10.0, neighbours: int = 0) -> Signature:
+    return Signature(
+        job_id, f"gpu of {job_id[0]}", START + second, 1.0, 10, util, util, 1e9, 1e9, rate, 0.0, 0.0, neighbours, 1.0
+    )
+
+
+def batch(host: str, *windows: Signature) -> WindowBatch:
+    names = {each.job_id: f"program {each.job_id}" for each in windows}
+    gpu_types = {each.gpu_id: "cpu-core" for each in windows}
+    return WindowBatch(host, windows[0].start_s + 1.0, windows, names, (), gpu_types)
+
+
+def test_every_window_leads_to_a_forecast_and_a_profile_that_knows_its_program(prm: Prm, scheduler: Recorder) -> None:
+    for second in range(20):
+        prm.observe(batch("h", window("a", second)))
+    (last,) = scheduler.reports[-1].measurements
+    assert last.profile.fingerprint == "program a"
+    assert last.profile.source == "history"
+    assert 0.4 < last.forecast.util[5].p50 < 0.6 <= last.forecast.util[5].p95 + 0.2
+    assert {each.horizon_s for each in prm.forecast_scores("a") or []} == {1, 5}
+
+
+def test_jobs_that_share_become_evidence_for_the_scheduler(prm: Prm, scheduler: Recorder) -> None:
+    for second in range(12):
+        prm.observe(batch("h", window("ga", second)))
+        prm.observe(batch("other", window("xb", second)))
+    for second in range(12, 60):
+        both = [replace(window(j, second, rate=7.0, neighbours=1), gpu_id="gpu of g") for j in ("ga", "xb")]
+        prm.observe(batch("h", *both))
+    found = [each for event in scheduler.evidences for each in event.observations]
+    assert {each.focal.fingerprint for each in found} >= {"program ga"}
+    assert all(each.throughput == pytest.approx(0.7, abs=0.02) for each in found)
+    assert prm.predictions().slowdowns[0].scored == len(found)
+
+
+def test_the_windows_of_many_hosts_at_once_give_what_they_give_one_by_one(tmp_path: Path, scheduler: Recorder) -> None:
+    def life(folder: str, at_once: bool) -> list[JobMeasurement]:
+        manager = Prm(str(tmp_path / folder), Settings().model_dump_json())
+        del scheduler.reports[:]
+        for second in range(15):
+            batches = [batch(f"h{k}", window(f"{k}job", second, 0.1 * k + 0.01 * (second % 3))) for k in range(1, 6)]
+            if at_once:
+                manager._waiting = batches
+                manager.work_off()
+            else:
+                for each in batches:
+                    manager.observe(each)
+        manager.close()
+        return [each for report in scheduler.reports for each in report.measurements]
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "many").mkdir()
+    one, many = life("one", False), life("many", True)
+    assert [each.job_id for each in one] == [each.job_id for each in many]
+    for a, b in zip(one, many, strict=True):
+        assert a.profile == b.profile
+        assert a.forecast.util[5].p95 == pytest.approx(b.forecast.util[5].p95, abs=1e-6)
+
+
+ABSURD = [
+    replace(window("a", 1), util_mean=2.5, util_peak=2.5),
+    replace(window("a", 1), util_mean=math.nan),
+    replace(window("a", 1), memory_bytes=18446744073707737660.0, memory_peak_bytes=18446744073707737660.0),
+    replace(window("a", 1), step_rate=math.inf),
+    replace(window("a", 1), window_s=0.0),
+    replace(window("a", 1), start_s=-5.0),
+    replace(window("a", 1), start_s=math.nan),
+    replace(window("a", 1), util_mean=None, util_peak=None, memory_bytes=None, memory_peak_bytes=None, step_rate=None),
+    replace(window("a", 1), throttled_fraction=40.0, neighbours=-3),
+    window("a", 0),
+    window("a", -100),
+    window("a", 10_000_000),
+]
+
+
+@pytest.mark.parametrize("bad", ABSURD, ids=range(len(ABSURD)))
+def test_a_window_nobody_could_have_measured_stops_nobody(prm: Prm, scheduler: Recorder, bad: Signature) -> None:
+    prm.observe(batch("h", window("a", 0), window("b", 0)))
+    prm.observe(WindowBatch("h", START + 2.0, (bad, window("b", 1)), {"a": "program a", "b": "program b"}, ()))
+    prm.observe(batch("h", window("b", 2)))
+    assert scheduler.reports[-1].measurements[0].job_id == "b"
+    for report in scheduler.reports:
+        for each in report.measurements:
+            for quantiles in (*each.forecast.util.values(), *each.forecast.memory.values()):
+                assert 0.0 <= quantiles.p10 <= quantiles.p50 <= quantiles.p99 < math.inf
+
+
+def test_a_window_of_a_job_without_a_program_is_left_out(prm: Prm, scheduler: Recorder) -> None:
+    prm.observe(WindowBatch("h", START + 1.0, (window("a", 0), window("b", 0)), {"b": "program b"}, ()))
+    assert [each.job_id for each in scheduler.reports[-1].measurements] == ["b"]
+
+
+def test_what_was_learnt_survives_the_actor(tmp_path: Path, scheduler: Recorder) -> None:
+    first = Prm(str(tmp_path), Settings().model_dump_json())
+    for second in range(15):
+        first.observe(batch("h", window("a", second)))
+    first.close()
+    again = Prm(str(tmp_path), Settings().model_dump_json())
+    again.observe(WindowBatch("h", START + 100.0, (window("new", 99, util=0.0, rate=None),), {"new": "program a"}, ()))
+    (measured,) = scheduler.reports[-1].measurements
+    assert measured.profile.solo_step_rate == pytest.approx(10.0)
+    again.close()
