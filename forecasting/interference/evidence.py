@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cotenant.forecasting.interference.observations import Observation, SetKey
+from cotenant.forecasting.interference.observations import MOST_THROUGHPUT, Observation, SetKey
 
 KEPT_SETS = 1000  # (job, set) pairs; the least recently measured are forgotten
+THREE_ERRORS = 2.34  # three standard errors, in halves of an 80 % interval (1.28 standard errors each)
+LEAST_LOW = 1e-3  # a throughput is above 0
 REMEMBERED_S = 600.0  # of earlier measurement of a set; programs and machines change
 
 
@@ -38,17 +41,23 @@ class EvidenceBook:
 
 
 def _together(old: Observation, new: Observation) -> Observation:
-    """One observation of both, weighted by time. Measurements that contradict each other span their intervals."""
+    """One observation of both, weighted by time.
+
+    The ends of the interval are those of a weighted mean of independent measurements, so they come closer with every
+    measurement that agrees. Two that differ by more than three standard errors contradict each other: then the interval
+    spans both, as nobody knows which of them holds.
+    """
     past, now = min(old.seconds, REMEMBERED_S), max(1.0, new.seconds)
     weight = now / (past + now)
-
-    def mean(before: float, after: float) -> float:
-        return (1.0 - weight) * before + weight * after
-
-    throughput = mean(old.throughput, new.throughput)
-    if old.high < new.low or new.high < old.low:
+    throughput = (1.0 - weight) * old.throughput + weight * new.throughput
+    below = math.hypot(old.throughput - old.low, new.throughput - new.low)
+    above = math.hypot(old.high - old.throughput, new.high - new.throughput)
+    if abs(new.throughput - old.throughput) > THREE_ERRORS * max(below, above):
         low, high = min(old.low, new.low), max(old.high, new.high)
     else:
-        low, high = mean(old.low, new.low), mean(old.high, new.high)
-    low, high = min(low, throughput), max(high, throughput)
+        low = throughput - math.hypot((1.0 - weight) * (old.throughput - old.low), weight * (new.throughput - new.low))
+        high = throughput + math.hypot(
+            (1.0 - weight) * (old.high - old.throughput), weight * (new.high - new.throughput)
+        )
+    low, high = max(LEAST_LOW, min(low, throughput)), min(MOST_THROUGHPUT, max(high, throughput))
     return replace(new, throughput=throughput, low=low, high=high, seconds=past + new.seconds)

@@ -183,6 +183,8 @@ class PairModel:
     def with_evidence(self, rows: PairTable) -> PairModel:
         """The model after further measured pairs: the same prior, conditioned on them too, in closed form.
 
+        What was measured anew of an ordered pair takes the place of what the model knew of it.
+
         Args:
             rows: Measured pairs with the same features. Jobs that the model knows keep the model's features.
 
@@ -197,15 +199,18 @@ class PairModel:
         jobs = self.table.jobs.joined(complete.take(new)) if new else self.table.jobs
         place |= {complete.ids[k]: len(self.table.jobs) + n for n, k in enumerate(new)}
         moved = np.array([place[name] for name in complete.ids], dtype=np.intp)
+        focal, other = moved[rows.focal], moved[rows.other]
+        stays = ~np.isin(self.table.focal * len(jobs) + self.table.other, focal * len(jobs) + other)
+        known = self.table.rows(stays)
         table = PairTable(
             self.table.names,
             jobs,
-            np.concatenate([self.table.focal, moved[rows.focal]]),
-            np.concatenate([self.table.other, moved[rows.other]]),
-            np.concatenate([self.table.throughput, rows.throughput]),
-            np.concatenate([self.table.noise, rows.noise]),
+            np.concatenate([known.focal, focal]),
+            np.concatenate([known.other, other]),
+            np.concatenate([known.throughput, rows.throughput]),
+            np.concatenate([known.noise, rows.noise]),
         )
-        return replace(self, table=table, trust=np.concatenate([self.trust, np.ones(len(rows))]), alpha=None)
+        return replace(self, table=table, trust=np.concatenate([self.trust[stays], np.ones(len(rows))]), alpha=None)
 
     def without(self, rows: Ints, posterior: Posterior) -> PairModel:
         """The model as it would be without these rows, by the block inverse; ``posterior`` is this model's own."""

@@ -139,6 +139,16 @@ def test_contradictions_widen_the_interval_and_newer_measurements_win_in_time() 
     assert book.observations()[0].throughput == pytest.approx(0.5, abs=0.02)
 
 
+def test_measurements_that_agree_narrow_the_interval() -> None:
+    book = EvidenceBook([measured("a", "b", 0.80)])
+    wide = book.observations()[0]
+    for n in (0.81, 0.79, 0.80):
+        book.add(measured("a", "b", n))
+    (narrow,) = book.observations()
+    assert narrow.high - narrow.low < 0.6 * (wide.high - wide.low)
+    assert narrow.low < 0.80 < narrow.high
+
+
 def test_evidence_is_bounded_and_forgets_the_longest_unmeasured() -> None:
     book = EvidenceBook(measured("a", f"b{k}") for k in range(KEPT_SETS))
     book.add(measured("a", "b0"))

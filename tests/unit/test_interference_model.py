@@ -31,6 +31,16 @@ def mid(model: PairModel, focal: list[float], other: list[float], other_id: str 
     return float(found.low[0]), float(found.mid[0]), float(found.high[0])
 
 
+def test_a_pair_that_is_measured_anew_counts_once() -> None:
+    again = MODEL.with_evidence(TABLE)
+    assert len(again.table) == len(MODEL.table)
+    some = TABLE.rows(np.arange(0, len(TABLE), 3))
+    fresh = replace(some, throughput=np.full(len(some), 0.123))
+    told = MODEL.with_evidence(fresh)
+    assert len(told.table) == len(MODEL.table)
+    assert (told.table.throughput == 0.123).sum() == len(some)
+
+
 def test_a_held_out_family_is_predicted_better_than_by_the_mean() -> None:
     families = TABLE.families()
     test = TABLE.touched(families, 0)
