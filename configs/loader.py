@@ -60,9 +60,10 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
 
 def accepted(key: tuple[str, ...]) -> str:
     """Say in words what a setting accepts, from its declaration."""
-    schema = _schema(key)
-    options = schema.get("anyOf", [schema])
-    return " or ".join(_words(option) for option in options)
+    section, name = key
+    schema = Settings.model_json_schema()
+    definitions: dict[str, dict[str, Any]] = schema["$defs"]
+    return _options(_resolved(schema["properties"][section], definitions)["properties"][name], definitions)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -145,20 +146,26 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _schema(key: _Path) -> dict[str, Any]:
-    section, name = key
-    schema = Settings.model_json_schema()
-    definition = schema["properties"][section]
-    reference = definition.get("$ref") or definition["allOf"][0]["$ref"]
-    properties: dict[str, dict[str, Any]] = schema["$defs"][reference.rsplit("/", 1)[-1]]["properties"]
-    return properties[name]
+def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, dict[str, Any]]) -> Mapping[str, Any]:
+    reference = schema.get("$ref") or (schema["allOf"][0]["$ref"] if "allOf" in schema else None)
+    return definitions[reference.rsplit("/", 1)[-1]] if reference else schema
 
 
-def _words(schema: Mapping[str, Any]) -> str:
+def _options(schema: Mapping[str, Any], definitions: Mapping[str, dict[str, Any]]) -> str:
+    return " or ".join(_words(_resolved(each, definitions), definitions) for each in schema.get("anyOf", [schema]))
+
+
+def _words(schema: Mapping[str, Any], definitions: Mapping[str, dict[str, Any]]) -> str:
     if "enum" in schema:
         return " or ".join(schema["enum"])
     if schema.get("type") == "null":
         return "null"
+    if "patternProperties" in schema:
+        (inner,) = schema["patternProperties"].values()
+        return f"names, each with {_options(inner, definitions)}"
+    if "properties" in schema:
+        parts = (f"{name}: {_options(each, definitions)}" for name, each in schema["properties"].items())
+        return f"{{{', '.join(parts)}}}"
     limits = [f"{sign} {schema[limit]:g}" for limit, sign in _LIMITS.items() if limit in schema]
     return " ".join([_TYPES[schema["type"]], " and ".join(limits)]).strip()
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0, strict=True)]
 Seconds = Annotated[float, Field(gt=0.0, strict=True)]
+Weight = Annotated[float, Field(ge=0.0, le=100.0, strict=True)]
+GpuType = Annotated[str, Field(pattern=r"^.{1,128}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
 class _Section(BaseModel):
@@ -24,6 +28,8 @@ class PlacementSettings(_Section):
     static_slots: Annotated[int, Field(ge=1, le=16, strict=True)] = 2
     profile_s: Seconds = 5.0
     memory_margin: Annotated[float, Field(ge=0.0, le=1.0, strict=True)] = 0.10
+    confidence: Annotated[float, Field(ge=0.5, le=0.95, strict=True)] = 0.5
+    speeds: Mapping[GpuType, Annotated[float, Field(gt=0.0, strict=True)]] = {}
 
 
 class ResizeSettings(_Section):
@@ -35,6 +41,28 @@ class ResizeSettings(_Section):
     patience_s: Seconds = 5.0
     min_compute: Fraction = 0.05
     throttled_threshold: Fraction = 0.02
+
+
+class AccountSettings(_Section):
+    """What one queue or one tenant may have. ``None`` = no limit; ``most_jobs`` 0 = nothing new starts."""
+
+    weight: Annotated[float, Field(gt=0.0, le=1e6, strict=True)] = 1.0
+    most_gpus: Annotated[float, Field(gt=0.0, strict=True)] | None = None
+    most_jobs: Annotated[int, Field(ge=0, strict=True)] | None = None
+
+
+class SchedulingSettings(_Section):
+    """Who comes first, and who may have how much."""
+
+    queues: Mapping[Name, AccountSettings] = {}
+    tenants: Mapping[Name, AccountSettings] = {}
+    other_queues: AccountSettings = AccountSettings()
+    other_tenants: AccountSettings = AccountSettings()
+    usage_half_life_s: Seconds = 86400.0
+    fair_share_weight: Weight = 1.0
+    urgency_weight: Weight = 0.5
+    criticality_weight: Weight = 0.25
+    size_weight: Weight = 0.2
 
 
 class LeaseSettings(_Section):
@@ -107,6 +135,7 @@ class Settings(_Section):
 
     placement: PlacementSettings = PlacementSettings()
     resize: ResizeSettings = ResizeSettings()
+    scheduling: SchedulingSettings = SchedulingSettings()
     lease: LeaseSettings = LeaseSettings()
     profiler: ProfilerSettings = ProfilerSettings()
     signatures: SignatureSettings = SignatureSettings()

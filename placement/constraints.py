@@ -1,51 +1,76 @@
-"""The hard constraints: may this GPU take this job beside its residents, and if so, what would happen?"""
+"""The hard constraints: which GPUs may take this job beside their residents, and what would happen there?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.profiles import from_hints
-from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction, predict_sets
-from cotenant.placement.objective import packing_saving, score
-from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_need, reservable_compute
-from cotenant.placement.types import FitError, GpuView, NoFit, Request
+from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction, predict_sets
+from cotenant.placement.fleet import Flags, Fleet, Floats, Integers
+from cotenant.placement.objective import cautious, packing_saving, score, slowness
+from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_needs
+from cotenant.placement.types import FitError, FitErrorKind, GpuView, NoFit, Request
+
+MOST_PREDICTED = 256  # shared GPUs that one decision looks at closely: predicting thousands would take too long
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A GPU that may take the job, with what is predicted to happen there.
+class Outlook:
+    """What is predicted for one GPU.
 
     Attributes:
-        gpu: The GPU.
-        order: Its position in the snapshot, the last tie-breaker.
-        memory_bytes: Memory the job would reserve.
-        predicted: Normalised throughput of the job and of every resident, by job id.
-        saving: Packing saving of the GPU afterwards.
-        gain: Score of the GPU afterwards minus its score now (0 for an empty GPU).
+        after: Normalised throughput of every resident, in order, and last of the job.
+        saving: Packing saving of the GPU afterwards; 0 when the job is alone there.
+        gain: Score of the GPU afterwards minus its score now, less what a slower GPU type costs the job.
+        harm: What the job loses against the fastest GPU type alone, plus what its neighbours lose, by their weight.
     """
 
-    gpu: GpuView
-    order: int
-    memory_bytes: int
-    predicted: Mapping[str, ThroughputPrediction]
+    after: Sequence[ThroughputPrediction]
     saving: float
     gain: float
-
-    @property
-    def empty(self) -> bool:
-        """True when nobody is on the GPU yet."""
-        return not self.gpu.residents
+    harm: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Fitting:
-    """A GPU that everything but the interference lets take the job, its position and the memory it would reserve."""
+class Examined:
+    """The GPUs that may take a job, and why the others may not.
 
-    gpu: GpuView
-    order: int
-    memory_bytes: int
+    Attributes:
+        fleet: All GPUs.
+        places: Positions of those that may take it, ascending, shape (candidates,).
+        needs: Memory the job would reserve on each GPU of the fleet, bytes.
+        gain: ``Outlook.gain`` of each candidate.
+        harm: ``Outlook.harm`` of each candidate.
+        shared: What is predicted for each shared GPU that may take it, by position.
+        alone: What is predicted for an empty GPU, by number of its type.
+        errors: Why the others may not, one per kind of reason.
+        possible: Whether each GPU of the fleet could take the job if it were empty and available.
+    """
+
+    fleet: Fleet
+    places: Integers
+    needs: Integers
+    gain: Floats
+    harm: Floats
+    shared: Mapping[int, Outlook]
+    alone: Mapping[int, Outlook]
+    errors: Sequence[FitError]
+    possible: Flags
+
+    @property
+    def empty(self) -> Flags:
+        """Which candidates carry nobody."""
+        nobody: Flags = self.fleet.crowd[self.places] == 0
+        return nobody
+
+    def outlook(self, place: int) -> Outlook:
+        """Return what is predicted for the candidate at this position of the fleet."""
+        found = self.shared.get(place)
+        return self.alone[int(self.fleet.kind[place])] if found is None else found
 
 
 def with_hinted_profile(request: Request) -> Request:
@@ -53,13 +78,6 @@ def with_hinted_profile(request: Request) -> Request:
     if request.profile.source == "unknown" and request.compute is not None and request.memory_bytes is not None:
         return replace(request, profile=from_hints(request.compute, request.memory_bytes))
     return request
-
-
-def unprofiled(profile: DemandProfile, settings: PlacementSettings) -> bool:
-    """Return whether too little is known of a running job to give it a neighbour."""
-    if profile.source == "unknown":
-        return True
-    return profile.source == "history" and profile.observed_s < settings.profile_s
 
 
 def basic_error(request: Request, gpu: GpuView, memory_bytes: int) -> FitError | None:
@@ -79,87 +97,193 @@ def basic_error(request: Request, gpu: GpuView, memory_bytes: int) -> FitError |
 
 
 def examine(
-    request: Request, gpus: Sequence[GpuView], predictor: InterferencePredictor, settings: PlacementSettings
-) -> tuple[list[Candidate], list[FitError]]:
-    """Return what would happen on each GPU that may take the job, and why each other one may not.
+    request: Request,
+    fleet: Fleet,
+    predictor: InterferencePredictor,
+    settings: PlacementSettings,
+    most_jobs: int | None = None,
+) -> Examined:
+    """Return which GPUs may take the job and what would happen there, and why each other one may not.
 
-    Cheap checks come first; the interference is predicted only where everything else fits, for all GPUs at once.
+    Cheap checks come first, over all GPUs at once. The interference is predicted only where everything else fits: for
+    one empty GPU of each type, and for the ``MOST_PREDICTED`` least used of the shared ones.
+
+    Args:
+        request: What the job asks.
+        fleet: All GPUs.
+        predictor: Predicts how jobs on one GPU slow each other down.
+        settings: How jobs are packed.
+        most_jobs: Most jobs on a GPU; None = as the settings say.
     """
-    found: list[Candidate | FitError | _Fitting] = []
-    for order, gpu in enumerate(gpus):
-        memory_bytes = memory_need(request, gpu, settings.memory_margin)
-        error = basic_error(request, gpu, memory_bytes)
-        if error is None and gpu.residents:
-            error = _sharing_error(request, gpu, settings)
-        found.append(error or _Fitting(gpu, order, memory_bytes))
-    fitting = [each for each in found if isinstance(each, _Fitting)]
-    sets = [(each.gpu.gpu_type, [resident.profile for resident in each.gpu.residents]) for each in fitting]
-    now = predict_sets(predictor, sets)
-    then = predict_sets(predictor, [(gpu_type, [*members, request.profile]) for gpu_type, members in sets])
-    judged = iter([_judged(request, *each, settings.packing_bias) for each in zip(fitting, now, then, strict=True)])
-    ended = [next(judged) if isinstance(each, _Fitting) else each for each in found]
-    return [x for x in ended if isinstance(x, Candidate)], [x for x in ended if isinstance(x, FitError)]
+    needs = memory_needs(request, fleet.capacity, settings.memory_margin)
+    limit = settings.max_jobs_per_gpu if most_jobs is None else most_jobs
+    fits, errors = _screened(request, fleet, needs, limit, settings)
+    crowded = fits & (fleet.crowd > 0)
+    close = _least_used(fleet, np.flatnonzero(crowded), max(MOST_PREDICTED, 4 * request.gpus))
+    left_out = int(crowded.sum()) - len(close)
+    shared, refused = _judged(request, fleet, close, predictor, settings)
+    errors.extend(folded(refused))
+    if left_out:
+        errors.append(FitError("not_tried", None, count=left_out))
+    empty = np.flatnonzero(fits & (fleet.crowd == 0))
+    alone = {
+        kind: _outlook_alone(request, fleet.kinds[kind], predictor, settings)
+        for kind in np.unique(fleet.kind[empty]).tolist()
+    }
+    gain, harm = np.zeros(len(fleet)), np.zeros(len(fleet))
+    for kind, outlook in alone.items():
+        mine = empty[fleet.kind[empty] == kind]
+        gain[mine], harm[mine] = outlook.gain, outlook.harm
+    for place, outlook in shared.items():
+        gain[place], harm[place] = outlook.gain, outlook.harm
+    places = np.sort(np.concatenate([empty, np.fromiter(shared, dtype=np.int64, count=len(shared))]))
+    possible = (needs <= fleet.capacity) | (fleet.capacity == 0)
+    return Examined(fleet, places, needs, gain[places], harm[places], shared, alone, errors, possible)
+
+
+def _screened(
+    request: Request, fleet: Fleet, needs: Integers, limit: int, settings: PlacementSettings
+) -> tuple[Flags, list[FitError]]:
+    """Return where everything but the interference lets the job in, and the first reason against each other GPU."""
+    busy = fleet.crowd > 0
+    wanted = request.compute or FLOOR
+    unknown = request.profile.source == "unknown"
+    full = np.full(len(fleet), float(limit))
+    compute = np.full(len(fleet), wanted)
+    tests: Sequence[tuple[FitErrorKind, Flags, Integers | Floats | None, Integers | Floats | None]] = (
+        ("memory_never", (needs > fleet.capacity) & (fleet.capacity > 0), needs, fleet.capacity),
+        ("not_schedulable", ~fleet.schedulable, None, None),
+        ("exclusive_resident", fleet.exclusive, None, None),
+        ("exclusive_wanted", busy if request.exclusive else np.zeros_like(busy), None, None),
+        ("memory_short", needs > fleet.free, needs, fleet.free),
+        ("share_limit", busy & (fleet.crowd >= limit), fleet.crowd + 1, full),
+        ("unprofiled_self", busy if unknown else np.zeros_like(busy), None, None),
+        ("unprofiled_resident", busy & (fleet.observed_s < settings.profile_s), None, None),
+        ("compute_short", busy & (wanted > fleet.reservable + TOLERANCE), compute, fleet.reservable),
+    )
+    fits = np.ones(len(fleet), dtype=np.bool_)
+    errors: list[FitError] = []
+    for kind, fails, needed, available in tests:
+        places = np.flatnonzero(fits & fails)
+        if len(places):
+            fits[places] = False
+            errors.append(_error(kind, fleet, places, needed, available))
+    return fits, errors
+
+
+def _error(
+    kind: FitErrorKind,
+    fleet: Fleet,
+    places: Integers,
+    needed: Integers | Floats | None,
+    available: Integers | Floats | None,
+) -> FitError:
+    """Return one error for these GPUs, with the numbers of the one nearest to fitting."""
+    never = kind == "memory_never"
+    if needed is None or available is None:
+        return FitError(kind, fleet[int(places[0])].gpu_id, never=never, count=len(places))
+    asked, there = needed[places], available[places]
+    near = int(np.argmin(np.abs(asked - there)))
+    varies = bool((asked != asked[0]).any() or (there != there[0]).any())
+    numbers = asked[near].item(), there[near].item()
+    return FitError(kind, fleet[int(places[near])].gpu_id, *numbers, never, count=len(places), varies=varies)
+
+
+def folded(errors: Iterable[FitError]) -> list[FitError]:
+    """Return one error per kind, with the numbers of the GPU nearest to fitting and the count of all."""
+    groups: dict[FitErrorKind, list[FitError]] = {}
+    for error in errors:
+        groups.setdefault(error.kind, []).append(error)
+    return [_folded(group) for group in groups.values()]
+
+
+def _folded(group: Sequence[FitError]) -> FitError:
+    near = min(group, key=lambda error: abs((error.needed or 0.0) - (error.available or 0.0)))
+    differ = len({(error.needed, error.available) for error in group}) > 1
+    return replace(
+        near, count=sum(error.count for error in group), varies=differ or any(error.varies for error in group)
+    )
+
+
+def _least_used(fleet: Fleet, places: Integers, most: int) -> list[int]:
+    """Return at most so many of these positions, ascending: those whose residents use the GPU least."""
+    if len(places) > most:
+        used = np.minimum(fleet.util[places] * 1000.0, 32767.0).astype(np.int16)  # whole numbers sort in linear time
+        places = np.sort(places[np.argsort(used, kind="stable")[:most]])
+    found: list[int] = places.tolist()
+    return found
 
 
 def _judged(
     request: Request,
-    fitting: _Fitting,
-    before: Sequence[ThroughputPrediction],
-    after: Sequence[ThroughputPrediction],
-    bias: float,
-) -> Candidate | FitError:
-    """Check what is predicted, and weigh it against how the GPU does now."""
-    gpu = fitting.gpu
-    error = _slowdown_error(request, gpu, after) if gpu.residents else None
-    if error is not None:
-        return error
-    names = [*(resident.job_id for resident in gpu.residents), request.job_id]
-    throughputs = [prediction.mid for prediction in after]
-    shared = bool(gpu.residents)
-    return Candidate(
-        gpu,
-        fitting.order,
-        fitting.memory_bytes,
-        dict(zip(names, after, strict=True)),
-        saving=packing_saving(throughputs) if shared else 0.0,
-        gain=score(throughputs, bias) - score([prediction.mid for prediction in before], bias) if shared else 0.0,
-    )
+    fleet: Fleet,
+    places: Sequence[int],
+    predictor: InterferencePredictor,
+    settings: PlacementSettings,
+) -> tuple[dict[int, Outlook], list[FitError]]:
+    """Predict what the job would do on each of these shared GPUs; return what may be, and why the rest may not."""
+    gpus = [fleet[place] for place in places]
+    sets = [(gpu.gpu_type, [resident.profile for resident in gpu.residents]) for gpu in gpus]
+    now = predict_sets(predictor, sets)
+    then = predict_sets(predictor, [(gpu_type, [*members, request.profile]) for gpu_type, members in sets])
+    good: dict[int, Outlook] = {}
+    bad: list[FitError] = []
+    for place, gpu, before, after in zip(places, gpus, now, then, strict=True):
+        error = _slowdown_error(request, gpu, after, settings.confidence)
+        if error is None:
+            good[place] = _outlook(request, gpu, before, after, settings)
+        else:
+            bad.append(error)
+    return good, bad
 
 
-def _sharing_error(request: Request, gpu: GpuView, settings: PlacementSettings) -> FitError | None:
-    count = len(gpu.residents)
-    if count >= settings.max_jobs_per_gpu:
-        return FitError("share_limit", gpu.gpu_id, count + 1, settings.max_jobs_per_gpu)
-    if request.profile.source == "unknown":
-        return FitError("unprofiled_self", gpu.gpu_id)
-    if any(unprofiled(resident.profile, settings) for resident in gpu.residents):
-        return FitError("unprofiled_resident", gpu.gpu_id)
-    needed = request.compute or FLOOR
-    available = reservable_compute(gpu)
-    if needed > available + TOLERANCE:
-        return FitError("compute_short", gpu.gpu_id, needed, available)
-    return None
-
-
-def _slowdown_error(request: Request, gpu: GpuView, after: Sequence[ThroughputPrediction]) -> FitError | None:
-    """Check every affected job's predicted slowdown against its limit.
-
-    The slowdown checked is 1/mid, the most likely one: with 1/low, the pessimistic one, hardly any pair would ever be
-    packed, because the band of a first, untrained rule is wide.
-    """
-    own = after[-1].slowdown
+def _slowdown_error(
+    request: Request, gpu: GpuView, after: Sequence[ThroughputPrediction], confidence: float
+) -> FitError | None:
+    """Check every affected job's predicted slowdown, at this confidence, against its limit."""
+    own = 1.0 / cautious(after[-1], confidence)
     if own > request.max_slowdown + TOLERANCE:
         return FitError("slowdown_self", gpu.gpu_id, own, request.max_slowdown)
     for resident, prediction in zip(gpu.residents, after, strict=False):
-        if prediction.slowdown > resident.max_slowdown + TOLERANCE:
-            return FitError("slowdown_neighbour", gpu.gpu_id, prediction.slowdown, resident.max_slowdown)
+        slowdown = 1.0 / cautious(prediction, confidence)
+        if slowdown > resident.max_slowdown + TOLERANCE:
+            return FitError("slowdown_neighbour", gpu.gpu_id, slowdown, resident.max_slowdown)
     saving = packing_saving([prediction.mid for prediction in after])
     if saving <= 0.0:  # one after the other would be faster, whatever slowdown the users accept
         return FitError("no_saving", gpu.gpu_id, 0.0, saving)
     return None
 
 
-def refuse(request: Request, gpus: Sequence[GpuView], errors: Sequence[FitError], usable: Sequence[GpuView]) -> NoFit:
+def _outlook(
+    request: Request,
+    gpu: GpuView,
+    before: Sequence[ThroughputPrediction],
+    after: Sequence[ThroughputPrediction],
+    settings: PlacementSettings,
+) -> Outlook:
+    """Weigh how a shared GPU would do against how it does now."""
+    bias, slower = settings.packing_bias, slowness(gpu.gpu_type, settings.speeds)
+    weights = [resident.weight for resident in gpu.residents]
+    then = [prediction.mid for prediction in after]
+    now = [prediction.mid for prediction in before]
+    gain = score(then, bias, [*weights, request.weight]) - score(now, bias, weights)
+    harm = slower / then[-1] - 1.0
+    for weight, old, new in zip(weights, now, then, strict=False):
+        harm += weight / request.weight * (1.0 / new - 1.0 / old)
+    return Outlook(after, packing_saving(then), gain - (1.0 - bias) * (slower - 1.0), harm)
+
+
+def _outlook_alone(
+    request: Request, gpu_type: str, predictor: InterferencePredictor, settings: PlacementSettings
+) -> Outlook:
+    slower = slowness(gpu_type, settings.speeds) - 1.0
+    after = predictor.predict([request.profile], gpu_type)
+    return Outlook(after, 0.0, -(1.0 - settings.packing_bias) * slower, slower)
+
+
+def refuse(
+    request: Request, gpus: Sequence[GpuView], errors: Sequence[FitError], usable: Iterable[int], possible: Flags
+) -> NoFit:
     """Return the refusal, having decided whether waiting can help.
 
     Waiting helps when the same GPUs, all empty and all usable again, could take the job. A cluster without a single GPU
@@ -168,19 +292,20 @@ def refuse(request: Request, gpus: Sequence[GpuView], errors: Sequence[FitError]
     Args:
         request: What was asked.
         gpus: All GPUs.
-        errors: One error per GPU that cannot take the job now.
-        usable: The GPUs that could take one share of it now.
+        errors: Why GPUs cannot take the job now, one error per kind.
+        usable: Positions of the GPUs that could take one share of it now.
+        possible: Whether each GPU could take one share of it if it were empty and available.
     """
-    impossible = {error.gpu_id for error in errors if error.never}
-    possible = [gpu for gpu in gpus if gpu.gpu_id not in impossible]
-    never = bool(gpus) and _most(possible, request.one_host) < request.gpus
+    able = [gpu for gpu, could in zip(gpus, possible.tolist(), strict=True) if could]
+    now = [gpus[place] for place in usable]
+    never = bool(gpus) and _most(able, request.one_host) < request.gpus
     summary: list[FitError] = []
-    if never and (len(possible) > 0 or len(gpus) < request.gpus):
-        summary.append(FitError("gpus_never", None, request.gpus, _most(possible, request.one_host), never=True))
-    elif not never and (usable or request.gpus > 1 or not gpus):
-        summary.append(FitError("too_few_gpus", None, request.gpus, len(usable)))
-        if request.one_host and len(usable) >= request.gpus:
-            summary.append(FitError("too_few_on_host", None, request.gpus, _most(usable, one_host=True)))
+    if never and (len(able) > 0 or len(gpus) < request.gpus):
+        summary.append(FitError("gpus_never", None, request.gpus, _most(able, request.one_host), never=True))
+    elif not never and (now or request.gpus > 1 or not gpus):
+        summary.append(FitError("too_few_gpus", None, request.gpus, len(now)))
+        if request.one_host and len(now) >= request.gpus:
+            summary.append(FitError("too_few_on_host", None, request.gpus, _most(now, one_host=True)))
     return NoFit(request.job_id, (*summary, *errors), never)
 
 
@@ -191,10 +316,3 @@ def _most(gpus: Sequence[GpuView], one_host: bool) -> int:
     for gpu in gpus:
         counts[gpu.host_id] = counts.get(gpu.host_id, 0) + 1
     return max(counts.values(), default=0)
-
-
-def best_fit_key(candidate: Candidate) -> tuple[float, int, int, int]:
-    """Sort key of candidates, best first: gain, then the fuller GPU, then the tightest memory, then the index."""
-    left = free_memory(candidate.gpu) - candidate.memory_bytes
-    gain = round(candidate.gain / TOLERANCE)  # equal up to rounding errors counts as equal
-    return (-gain, -len(candidate.gpu.residents), left, candidate.order)

@@ -6,18 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
+
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction
-from cotenant.placement.constraints import (
-    Candidate,
-    basic_error,
-    best_fit_key,
-    examine,
-    refuse,
-    with_hinted_profile,
-)
+from cotenant.placement.choosing import choose
+from cotenant.placement.constraints import Examined, basic_error, examine, folded, refuse, with_hinted_profile
+from cotenant.placement.fleet import fleet_of
 from cotenant.placement.objective import packing_saving, score
-from cotenant.placement.shares import TOLERANCE, first_shares, free_memory, memory_need, round_down
+from cotenant.placement.shares import TOLERANCE, first_shares, free_memory, round_down
 from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request, Share
 
 
@@ -65,17 +62,29 @@ class Cotenant:
     ) -> Placement | NoFit:
         """See ``PlacementPolicy.place``."""
         request = with_hinted_profile(request)
-        candidates, errors = examine(request, gpus, predictor, settings)
-        chosen: list[Candidate] | None = None
-        empty = [candidate for candidate in candidates if candidate.empty]
-        enough = settings.packing_bias < 1.0 and max(waiting_gpus, request.gpus) <= len(empty)
-        if enough:
-            chosen = _pick(empty, request)
-        alone = chosen is not None
-        chosen = chosen or _pick(candidates, request)
+        examined = examine(request, fleet_of(gpus), predictor, settings)
+        chosen: list[int] | None = None
+        bias, empty = settings.packing_bias, examined.empty
+        if bias < 1.0 and max(waiting_gpus, request.gpus) <= int(empty.sum()):
+            gentle = _gentle(examined)
+            chosen = choose(gentle, request, -gentle.harm, protect=True, bias=bias)
+            why = "an empty GPU for everybody who waits"
         if chosen is None:
-            return refuse(request, gpus, errors, [candidate.gpu for candidate in candidates])
-        return _placement(request, chosen, "an empty GPU for everybody who waits" if alone else None)
+            chosen = choose(examined, request, examined.gain, protect=False, bias=bias)
+            why = "no neighbour would gain more than it costs"
+        if chosen is None:
+            return refuse(request, gpus, examined.errors, examined.places.tolist(), examined.possible)
+        return _placement(request, examined, chosen, why)
+
+
+def _gentle(examined: Examined) -> Examined:
+    """Return the candidates that count while there are enough empty GPUs, since nobody is to be slowed down.
+
+    A shared GPU is one of them only when, being of a faster type, it serves the job better than any empty one even
+    with what the neighbours lose.
+    """
+    keep = examined.empty | (examined.harm < examined.harm[examined.empty].min() - TOLERANCE)
+    return replace(examined, places=examined.places[keep], gain=examined.gain[keep], harm=examined.harm[keep])
 
 
 class Exclusive:
@@ -92,23 +101,11 @@ class Exclusive:
         waiting_gpus: int,
     ) -> Placement | NoFit:
         """See ``PlacementPolicy.place``."""
-        candidates: list[Candidate] = []
-        errors: list[FitError] = []
-        for order, gpu in enumerate(gpus):
-            need = memory_need(request, gpu, settings.memory_margin)
-            error = basic_error(request, gpu, need)
-            if error is None and gpu.residents:
-                error = FitError("share_limit", gpu.gpu_id, len(gpu.residents) + 1, 1)
-            if error is not None:
-                errors.append(error)
-                continue
-            predicted = {request.job_id: predictor.predict([request.profile], gpu.gpu_type)[0]}
-            candidates.append(Candidate(gpu, order, need, predicted, saving=0.0, gain=0.0))
-        chosen = _pick(candidates, request)
+        examined = examine(request, fleet_of(gpus), predictor, settings, most_jobs=1)
+        chosen = choose(examined, request, examined.gain, protect=True, bias=settings.packing_bias)
         if chosen is None:
-            return refuse(request, gpus, errors, [candidate.gpu for candidate in candidates])
-        whole = [replace(candidate, memory_bytes=candidate.gpu.memory_bytes) for candidate in chosen]
-        return _placement(request, whole, "the policy gives every job whole GPUs")
+            return refuse(request, gpus, examined.errors, examined.places.tolist(), examined.possible)
+        return _placement(request, examined, chosen, "the policy gives every job whole GPUs", whole=True)
 
 
 class Static:
@@ -128,17 +125,12 @@ class Static:
         waiting_gpus: int,
     ) -> Placement | NoFit:
         """See ``PlacementPolicy.place``."""
-        free: list[GpuView] = []
-        errors: list[FitError] = []
-        for gpu in gpus:
-            error = self._error(request, gpu, settings.static_slots)
-            if error is None:
-                free.append(gpu)
-            else:
-                errors.append(error)
-        chosen = _first_fit(free, request)
+        errors = [self._error(request, gpu, settings.static_slots) for gpu in gpus]
+        free = [place for place, error in enumerate(errors) if error is None]
+        chosen = _first_fit([gpus[place] for place in free], request)
         if chosen is None:
-            return refuse(request, gpus, errors, free)
+            possible = np.array([error is None or not error.never for error in errors], dtype=np.bool_)
+            return refuse(request, gpus, folded(error for error in errors if error is not None), free, possible)
         return self._grant(request, chosen, predictor, settings)
 
     @staticmethod
@@ -209,26 +201,6 @@ def _slot(gpu: GpuView, slots: int) -> tuple[int, float]:
     return gpu.memory_bytes // slots, round_down(1.0 / slots)
 
 
-def _pick(candidates: Sequence[Candidate], request: Request) -> list[Candidate] | None:
-    """Return the best ``request.gpus`` candidates, all on one host if asked; None when there are too few."""
-    ranked = sorted(candidates, key=best_fit_key)
-    if not request.one_host:
-        return ranked[: request.gpus] if len(ranked) >= request.gpus else None
-    groups: dict[str, list[Candidate]] = {}
-    for candidate in ranked:
-        groups.setdefault(candidate.gpu.host_id, []).append(candidate)
-    sets = [group[: request.gpus] for group in groups.values() if len(group) >= request.gpus]
-    return min(sets, key=_set_key, default=None)
-
-
-def _set_key(candidates: Sequence[Candidate]) -> tuple[float, ...]:
-    keys = [best_fit_key(candidate) for candidate in candidates]
-    return (
-        *(sum(part) for part in list(zip(*keys, strict=True))[:3]),
-        min(candidate.order for candidate in candidates),
-    )
-
-
 def _first_fit(gpus: Iterable[GpuView], request: Request) -> list[GpuView] | None:
     groups: dict[str, list[GpuView]] = {}
     for gpu in gpus:
@@ -239,43 +211,40 @@ def _first_fit(gpus: Iterable[GpuView], request: Request) -> list[GpuView] | Non
     return None
 
 
-def _placement(request: Request, chosen: Sequence[Candidate], why: str | None) -> Placement:
+def _placement(
+    request: Request, examined: Examined, chosen: Sequence[int], why_alone: str, *, whole: bool = False
+) -> Placement:
+    """Return the placement on the GPUs at these positions; with ``whole`` it gets all of their memory."""
     shares: list[Share] = []
     squeezed: list[tuple[str, Share]] = []
     predicted: dict[str, ThroughputPrediction] = {}
-    for candidate in chosen:
-        share, giving = first_shares(candidate.gpu, request, candidate.memory_bytes)
+    outlooks = [examined.outlook(place) for place in chosen]
+    gpus = [examined.fleet[place] for place in chosen]
+    for place, gpu, outlook in zip(chosen, gpus, outlooks, strict=True):
+        share, giving = first_shares(gpu, request, gpu.memory_bytes if whole else int(examined.needs[place]))
         shares.append(share)
         squeezed.extend(giving)
-        _keep_worst(predicted, candidate.predicted)
-    shared = [candidate for candidate in chosen if not candidate.empty]
-    saving = min((candidate.saving for candidate in shared), default=0.0)
-    gain = sum(candidate.gain for candidate in chosen)
+        names = [*(resident.job_id for resident in gpu.residents), request.job_id]
+        _keep_worst(predicted, dict(zip(names, outlook.after, strict=True)))
+    savings = [outlook.saving for outlook, gpu in zip(outlooks, gpus, strict=True) if gpu.residents]
+    saving = min(savings, default=0.0)
     return Placement(
         job_id=request.job_id,
         shares=tuple(shares),
         predicted=predicted,
         saving=saving,
-        score=gain,
-        reason=_reason(request, chosen, shared, predicted, why),
+        score=sum(outlook.gain for outlook in outlooks),
+        reason=_reason(gpus, predicted[request.job_id], saving, why_alone),
         squeezed=tuple(squeezed),
     )
 
 
-def _reason(
-    request: Request,
-    chosen: Sequence[Candidate],
-    shared: Sequence[Candidate],
-    predicted: Mapping[str, ThroughputPrediction],
-    why: str | None,
-) -> str:
-    where = _names([candidate.gpu for candidate in chosen])
-    if not shared:
-        return f"alone on {where}: {why or 'no neighbour would gain more than it costs'}"
-    others = ", ".join(sorted({resident.job_id for candidate in shared for resident in candidate.gpu.residents}))
-    own = predicted[request.job_id]
-    saving = min(candidate.saving for candidate in shared)
-    return f"on {where} beside {others}: predicted saving {saving:.0%}, own slowdown {own.slowdown:.2f}" + (
+def _reason(gpus: Sequence[GpuView], own: ThroughputPrediction, saving: float, why_alone: str) -> str:
+    where = _names(gpus)
+    others = sorted({resident.job_id for gpu in gpus for resident in gpu.residents})
+    if not others:
+        return f"alone on {where}: {why_alone}"
+    return f"on {where} beside {', '.join(others)}: predicted saving {saving:.0%}, own slowdown {own.slowdown:.2f}" + (
         f" ({own.reason})" if own.reason else ""
     )
 

@@ -19,7 +19,7 @@ def explain(errors: Sequence[FitError]) -> str:
     for error in errors:
         groups.setdefault(error.kind, []).append(error)
     cluster = [_CLUSTER[kind](groups[kind]) for kind in _CLUSTER if kind in groups]
-    ranked = sorted((kind for kind in groups if kind in _GPU), key=lambda kind: -len(groups[kind]))
+    ranked = sorted((kind for kind in groups if kind in _GPU), key=lambda kind: -_number(groups[kind]))
     return "; ".join([*cluster, *(f"{_count(groups[kind])}: {_GPU[kind](groups[kind])}" for kind in ranked)])
 
 
@@ -28,13 +28,18 @@ def would_help(errors: Sequence[FitError]) -> list[str]:
     groups: dict[FitErrorKind, list[FitError]] = {}
     for error in errors:
         groups.setdefault(error.kind, []).append(error)
-    ranked = sorted(groups, key=lambda kind: -len(groups[kind]))
+    ranked = sorted(groups, key=lambda kind: -_number(groups[kind]))
     helps = (_HELP[kind](groups[kind]) for kind in ranked)
     return list(dict.fromkeys(help_ for help_ in helps if help_))
 
 
 def _count(errors: Sequence[FitError]) -> str:
-    return "1 GPU" if len(errors) == 1 else f"{len(errors)} GPUs"
+    count = _number(errors)
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _number(errors: Sequence[FitError]) -> int:
+    return sum(error.count for error in errors)
 
 
 def _nearest(errors: Iterable[FitError]) -> tuple[float, float]:
@@ -49,7 +54,8 @@ def memory_text(value: float) -> str:
 
 
 def _at_least(errors: Sequence[FitError]) -> str:
-    return "at least " if len({(error.needed, error.available) for error in errors}) > 1 else ""
+    differ = len({(error.needed, error.available) for error in errors}) > 1
+    return "at least " if differ or any(error.varies for error in errors) else ""
 
 
 def _memory_short(errors: Sequence[FitError]) -> str:
@@ -100,6 +106,16 @@ def _gpus_never(errors: Sequence[FitError]) -> str:
     return f"wants {needed:.0f} GPUs, at most {available:.0f} of this cluster could ever serve it together"
 
 
+def _details(errors: Sequence[FitError]) -> str:
+    return "; ".join(dict.fromkeys(error.detail or "a quota is used up" for error in errors))
+
+
+def _help_quota(errors: Sequence[FitError]) -> str:
+    if any(error.never for error in errors):
+        return "ask for less, or have an administrator raise the limit"
+    return "wait for one of these jobs to end, or have an administrator raise the limit"
+
+
 def _says(text: str) -> Callable[[Sequence[FitError]], str]:
     return lambda _: text
 
@@ -129,6 +145,8 @@ def _help_gpus(errors: Sequence[FitError]) -> str:
 
 
 _CLUSTER: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
+    "quota_gpus": _details,
+    "quota_jobs": _details,
     "gpus_never": _gpus_never,
     "too_few_gpus": _too_few_gpus,
     "too_few_on_host": _too_few_on_host,
@@ -147,6 +165,7 @@ _GPU: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "unprofiled_self": _says("in use, and nothing is known of the job yet, so it starts alone"),
     "share_limit": _share_limit,
     "not_schedulable": _says("not available"),
+    "not_tried": _says("not looked at closely, since they are used more than others that did not suit"),
 }
 
 _HELP: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
@@ -162,7 +181,10 @@ _HELP: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "unprofiled_self": _says("give gpu_memory and compute, so that the job need not be measured alone first"),
     "share_limit": _says("wait for a job to end, or raise max_jobs_per_gpu"),
     "not_schedulable": _says("bring the unavailable GPUs back ('cotenant doctor' on their hosts says why)"),
+    "not_tried": _says("wait for a GPU with a lighter neighbour"),
     "too_few_gpus": _help_gpus,
     "too_few_on_host": _says("allow the GPUs to lie on several hosts: gang cluster instead of host"),
     "gpus_never": _help_gpus,
+    "quota_gpus": _help_quota,
+    "quota_jobs": _help_quota,
 }

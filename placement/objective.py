@@ -5,13 +5,21 @@ time a GPU that carries jobs with n_1 … n_k does sum(n) units of work. Done in
 sum(n) units of time. So packing saves the fraction 1 - 1/sum(n) of the GPU's time: 0 for a job alone, 1/2 for two jobs
 that do not notice each other, negative for jobs that get in each other's way more than they gain.
 
-What it costs is each job's individual slowdown, s - 1 = 1/n - 1. ``score`` weighs the two with the ``packing_bias``.
+What it costs is each job's individual slowdown, s - 1 = 1/n - 1, weighted by the jobs' priorities. ``score`` weighs the
+two with the ``packing_bias``. Hard limits are checked against ``cautious``, a low quantile of n.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from statistics import NormalDist
+
+from cotenant.forecasting.types import ThroughputPrediction
+
+LOW_IS_EXCEEDED = 0.9  # predictions give 80 % intervals: n exceeds the low end with this probability
+SLOWEST = 1e-3  # no cautious throughput is below: a slowdown stays a number
 
 
 def packing_saving(throughputs: Sequence[float]) -> float:
@@ -26,13 +34,57 @@ def packing_saving(throughputs: Sequence[float]) -> float:
     return 1.0 - 1.0 / math.fsum(throughputs) if throughputs else 0.0
 
 
-def mean_slowdown(throughputs: Sequence[float]) -> float:
-    """Return the mean of s - 1 = 1/n - 1 over the jobs (0 = nobody is slowed down; 0.0 for no job)."""
+def mean_slowdown(throughputs: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    """Return the weighted mean of s - 1 = 1/n - 1 over the jobs (0 = nobody is slowed down; 0.0 for no job).
+
+    Args:
+        throughputs: Normalised throughput n > 0 of every job on the GPU.
+        weights: Priority weight > 0 of each; None = all alike.
+    """
     if not throughputs:
         return 0.0
-    return math.fsum(1.0 / n - 1.0 for n in throughputs) / len(throughputs)
+    if weights is None:
+        return math.fsum(1.0 / n - 1.0 for n in throughputs) / len(throughputs)
+    lost = math.fsum(weight * (1.0 / n - 1.0) for n, weight in zip(throughputs, weights, strict=True))
+    return lost / math.fsum(weights)
 
 
-def score(throughputs: Sequence[float], bias: float) -> float:
+def score(throughputs: Sequence[float], bias: float, weights: Sequence[float] | None = None) -> float:
     """Return ``bias * saving - (1 - bias) * mean slowdown``; 0 for a job alone at full speed and for an empty GPU."""
-    return bias * packing_saving(throughputs) - (1.0 - bias) * mean_slowdown(throughputs)
+    return bias * packing_saving(throughputs) - (1.0 - bias) * mean_slowdown(throughputs, weights)
+
+
+def cautious(prediction: ThroughputPrediction, confidence: float) -> float:
+    """Return the throughput that the job exceeds with this probability.
+
+    The lower half of a prediction's interval is taken for the lower half of a normal distribution around ``mid`` whose
+    10 % quantile is ``low``: ``n_c = mid - (mid - low) * z(c) / z(0.9)``, with ``z`` the standard normal quantile.
+
+    Args:
+        prediction: The prediction.
+        confidence: The probability c, from 0.5 (``mid``) to below 1; 0.9 gives ``low``.
+
+    Returns:
+        The throughput in [``SLOWEST``, mid]; ``mid`` where that is smaller.
+    """
+    if confidence == 0.5:
+        return prediction.mid
+    n = prediction.mid - (prediction.mid - prediction.low) * _deviations(confidence)
+    return min(prediction.mid, max(SLOWEST, n))
+
+
+def slowness(gpu_type: str, speeds: Mapping[str, float]) -> float:
+    """Return how many times longer work takes alone on this GPU type than on the fastest type of the table (>= 1).
+
+    Args:
+        gpu_type: The type; one that is not listed has speed 1.
+        speeds: Relative speed > 0 by GPU type; nothing listed = all alike.
+    """
+    return max(1.0, *speeds.values()) / speeds.get(gpu_type, 1.0) if speeds else 1.0
+
+
+@lru_cache(maxsize=64)
+def _deviations(confidence: float) -> float:
+    """Return z(confidence) in units of the half-width of the interval."""
+    normal = NormalDist()
+    return normal.inv_cdf(confidence) / normal.inv_cdf(LOW_IS_EXCEEDED)

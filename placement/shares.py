@@ -11,6 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cotenant.placement.types import GpuView, Request, Resident, Share
 
 UNITS = 4096
@@ -79,6 +82,26 @@ def memory_need(request: Request, gpu: GpuView, margin: float) -> int:
     if peak > gpu.memory_bytes and request.profile.source != "class":
         return peak
     return min(gpu.memory_bytes, math.ceil(peak * (1.0 + margin)))
+
+
+def memory_needs(request: Request, capacity: NDArray[np.int64], margin: float) -> NDArray[np.int64]:
+    """Return ``memory_need`` for many GPUs at once.
+
+    Args:
+        request: What is asked.
+        capacity: Usable memory of each GPU in bytes.
+        margin: Fraction added to a measured peak.
+
+    Returns:
+        Bytes, of the same shape.
+    """
+    if request.memory_bytes is not None:
+        return np.full_like(capacity, request.memory_bytes)
+    peak = request.profile.memory_bytes
+    if peak is None:
+        return capacity
+    padded = np.minimum(capacity, math.ceil(peak * (1.0 + margin)))
+    return padded if request.profile.source == "class" else np.where(peak > capacity, peak, padded)
 
 
 def demand_of(util_p95: float, minimum: float, headroom: float) -> float:

@@ -36,6 +36,7 @@ class GpuView:
     """One GPU with its residents.
 
     ``memory_bytes`` is the usable memory; a GPU with ``schedulable=False`` gets nothing new, ``note`` says why.
+    ``island``: GPUs of one host with the same name here are linked faster than the others (NVLink); "" = not known.
     """
 
     gpu_id: str
@@ -45,6 +46,7 @@ class GpuView:
     residents: tuple[Resident, ...] = ()
     schedulable: bool = True
     note: str = ""
+    island: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +89,38 @@ FitErrorKind = Literal[
     "unprofiled_self",
     "share_limit",
     "not_schedulable",
+    "not_tried",
     "too_few_gpus",
     "too_few_on_host",
     "gpus_never",
+    "quota_gpus",
+    "quota_jobs",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Why one GPU (or, with ``gpu_id`` None, the cluster) cannot take a job. ``never`` = waiting will not help."""
+    """Why GPUs (or, with ``gpu_id`` None, the cluster) cannot take a job. ``never`` = waiting will not help.
+
+    Attributes:
+        kind: What is in the way.
+        gpu_id: The GPU, of several with the same reason the one nearest to fitting; None = the cluster.
+        needed: What the job needs there.
+        available: What there is.
+        never: Waiting will not help.
+        detail: What the numbers do not say, for people.
+        count: Number of GPUs it stands for.
+        varies: Their numbers differ.
+    """
 
     kind: FitErrorKind
     gpu_id: str | None
     needed: float | None = None
     available: float | None = None
     never: bool = False
+    detail: str = ""
+    count: int = 1
+    varies: bool = False
 
 
 @dataclass(frozen=True, slots=True)

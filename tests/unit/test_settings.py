@@ -83,6 +83,13 @@ def test_empty_file_changes_nothing(tmp_path: Path) -> None:
             "placment: {packing_bias: 0.5}",
             "placment.packing_bias is not a setting; did you mean placement.packing_bias",
         ),
+        (
+            "scheduling: {queues: {ml: {weight: 0}}}",
+            "scheduling.queues: {'ml': {'weight': 0}} is not accepted; give names, each with {weight: a number > 0 and "
+            "<= 1e+06, most_gpus: a number > 0 or null, most_jobs: a whole number >= 0 or null}",
+        ),
+        ("scheduling: {tenants: {a b: {}}}", "scheduling.tenants: {'a b': {}} is not accepted; give names, each with"),
+        ("scheduling: {other_queues: {most_jobs: 1.5}}", "scheduling.other_queues: {'most_jobs': 1.5} is not accepted"),
         ("placement: 3", "placement: 3 is not accepted; give its keys"),
         ("zzz: 3", "zzz is not a setting; give one of placement, resize"),
         ("- 1", "holds [1]; give sections: placement, "),

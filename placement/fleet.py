@@ -1,0 +1,151 @@
+"""The GPUs of a cluster as arrays, so that a decision over ten thousand of them looks at few objects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.placement.shares import free_memory, reservable_compute
+from cotenant.placement.types import GpuView
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+_NEVER_MEASURED = -1.0
+
+
+class Fleet(Sequence[GpuView]):
+    """GPUs in order, each with one row of numbers; changed one GPU at a time.
+
+    Every array has one entry per GPU, in order.
+
+    Attributes:
+        views: The GPUs.
+        capacity: Usable memory in bytes.
+        free: Memory that no resident has reserved, in bytes.
+        crowd: Number of residents.
+        reservable: Compute that can still be promised, fraction of the GPU.
+        util: Sum of the residents' mean utilisations alone.
+        observed_s: Seconds the least known resident was measured for; infinite when all are known well enough.
+        schedulable: The GPU takes newcomers.
+        exclusive: A resident does not share.
+        host: Number of the host.
+        island: Number of the host's group of linked GPUs.
+        kind: Number of the GPU type, an index of ``kinds``.
+        kinds: The GPU types.
+    """
+
+    def __init__(self, views: Iterable[GpuView] = ()) -> None:
+        self._load(list(views))
+
+    def __len__(self) -> int:
+        """Return the number of GPUs."""
+        return len(self.views)
+
+    @overload
+    def __getitem__(self, index: int) -> GpuView: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[GpuView]: ...
+
+    def __getitem__(self, index: int | slice) -> GpuView | Sequence[GpuView]:
+        """Return the GPU at this position."""
+        return self.views[index]
+
+    def __iter__(self) -> Iterator[GpuView]:
+        """Iterate over the GPUs in order."""
+        return iter(self.views)
+
+    def position(self, gpu_id: str) -> int:
+        """Return where the GPU is.
+
+        Raises:
+            KeyError: There is no such GPU.
+        """
+        return self._places[gpu_id]
+
+    def put(self, view: GpuView) -> None:
+        """Replace the GPU of that id.
+
+        Raises:
+            KeyError: There is no such GPU.
+        """
+        place = self._places[view.gpu_id]
+        self.views[place] = view
+        self._fill(place, view)
+
+    def bring_to(self, views: Sequence[GpuView]) -> Fleet:
+        """Make this fleet hold these GPUs; rows of GPUs that are the same objects as before are kept.
+
+        Returns:
+            The fleet itself.
+        """
+        if len(views) != len(self.views):
+            self._load(list(views))
+            return self
+        for place, (old, new) in enumerate(zip(self.views, views, strict=True)):
+            if old is new:
+                continue
+            if old.gpu_id != new.gpu_id:
+                self._load(list(views))
+                return self
+            self.views[place] = new
+            self._fill(place, new)
+        return self
+
+    def _load(self, views: list[GpuView]) -> None:
+        size = len(views)
+        self.views = views
+        self._places = {view.gpu_id: place for place, view in enumerate(views)}
+        self._hosts: dict[str, int] = {}
+        self._islands: dict[tuple[str, str], int] = {}
+        self._kinds: dict[str, int] = {}
+        self.capacity: Integers = np.zeros(size, dtype=np.int64)
+        self.free: Integers = np.zeros(size, dtype=np.int64)
+        self.crowd: Integers = np.zeros(size, dtype=np.int64)
+        self.host: Integers = np.zeros(size, dtype=np.int64)
+        self.island: Integers = np.zeros(size, dtype=np.int64)
+        self.kind: Integers = np.zeros(size, dtype=np.int64)
+        self.reservable: Floats = np.zeros(size)
+        self.util: Floats = np.zeros(size)
+        self.observed_s: Floats = np.zeros(size)
+        self.schedulable: Flags = np.zeros(size, dtype=np.bool_)
+        self.exclusive: Flags = np.zeros(size, dtype=np.bool_)
+        for place, view in enumerate(views):
+            self._fill(place, view)
+
+    def _fill(self, place: int, view: GpuView) -> None:
+        residents = view.residents
+        self.capacity[place] = view.memory_bytes
+        self.free[place] = free_memory(view)
+        self.crowd[place] = len(residents)
+        self.host[place] = self._hosts.setdefault(view.host_id, len(self._hosts))
+        self.island[place] = self._islands.setdefault((view.host_id, view.island), len(self._islands))
+        self.kind[place] = self._kinds.setdefault(view.gpu_type, len(self._kinds))
+        self.reservable[place] = reservable_compute(view)
+        self.util[place] = math.fsum(resident.profile.util_mean for resident in residents)
+        self.observed_s[place] = min((_observed_s(view, i) for i in range(len(residents))), default=math.inf)
+        self.schedulable[place] = view.schedulable
+        self.exclusive[place] = any(resident.exclusive for resident in residents)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The GPU types, by their number."""
+        return tuple(self._kinds)
+
+
+def fleet_of(gpus: Sequence[GpuView]) -> Fleet:
+    """Return the GPUs as a fleet: themselves when they are one."""
+    return gpus if isinstance(gpus, Fleet) else Fleet(gpus)
+
+
+def _observed_s(view: GpuView, number: int) -> float:
+    profile = view.residents[number].profile
+    if profile.source == "unknown":
+        return _NEVER_MEASURED
+    return profile.observed_s if profile.source == "history" else math.inf
