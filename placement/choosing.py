@@ -41,6 +41,8 @@ def choose(examined: Examined, request: Request, value: Floats, protect: bool, b
     fleet, places = examined.fleet, examined.places
     if len(places) < request.gpus:
         return None
+    if request.gpus == len(places) == 1:
+        return [int(places[0])]
     needs = examined.needs[places]
     crowd = fleet.crowd[places] if protect else -fleet.crowd[places]
     table = np.stack(

@@ -118,17 +118,21 @@ def examine(
     needs = memory_needs(request, fleet.capacity, settings.memory_margin)
     limit = settings.max_jobs_per_gpu if most_jobs is None else most_jobs
     fits, errors = _screened(request, fleet, needs, limit, settings)
-    crowded = fits & (fleet.crowd > 0)
-    close = _least_used(fleet, np.flatnonzero(crowded), max(MOST_PREDICTED, 4 * request.gpus))
-    left_out = int(crowded.sum()) - len(close)
+    possible = (needs <= fleet.capacity) | (fleet.capacity == 0)
+    if not fits.any():
+        return Examined(
+            fleet, np.array([], dtype=np.int64), needs, np.array([]), np.array([]), {}, {}, errors, possible
+        )
+    crowded = np.flatnonzero(fits & (fleet.crowd > 0))
+    close = _least_used(fleet, crowded, max(MOST_PREDICTED, 4 * request.gpus))
     shared, refused = _judged(request, fleet, close, predictor, settings)
     errors.extend(folded(refused))
-    if left_out:
-        errors.append(FitError("not_tried", None, count=left_out))
+    if len(close) < len(crowded):
+        errors.append(FitError("not_tried", None, count=len(crowded) - len(close)))
     empty = np.flatnonzero(fits & (fleet.crowd == 0))
     alone = {
         kind: _outlook_alone(request, fleet.kinds[kind], predictor, settings)
-        for kind in np.unique(fleet.kind[empty]).tolist()
+        for kind in (np.unique(fleet.kind[empty]).tolist() if len(empty) else ())
     }
     gain, harm = np.zeros(len(fleet)), np.zeros(len(fleet))
     for kind, outlook in alone.items():
@@ -137,7 +141,6 @@ def examine(
     for place, outlook in shared.items():
         gain[place], harm[place] = outlook.gain, outlook.harm
     places = np.sort(np.concatenate([empty, np.fromiter(shared, dtype=np.int64, count=len(shared))]))
-    possible = (needs <= fleet.capacity) | (fleet.capacity == 0)
     return Examined(fleet, places, needs, gain[places], harm[places], shared, alone, errors, possible)
 
 
@@ -145,29 +148,28 @@ def _screened(
     request: Request, fleet: Fleet, needs: Integers, limit: int, settings: PlacementSettings
 ) -> tuple[Flags, list[FitError]]:
     """Return where everything but the interference lets the job in, and the first reason against each other GPU."""
-    busy = fleet.crowd > 0
     wanted = request.compute or FLOOR
-    unknown = request.profile.source == "unknown"
-    full = np.full(len(fleet), float(limit))
-    compute = np.full(len(fleet), wanted)
-    tests: Sequence[tuple[FitErrorKind, Flags, Integers | Floats | None, Integers | Floats | None]] = (
+    busy = fleet.crowd > 0
+    tests: list[tuple[FitErrorKind, Flags, Integers | Floats | float | None, Integers | Floats | float | None]] = [
         ("memory_never", (needs > fleet.capacity) & (fleet.capacity > 0), needs, fleet.capacity),
         ("not_schedulable", ~fleet.schedulable, None, None),
         ("exclusive_resident", fleet.exclusive, None, None),
-        ("exclusive_wanted", busy if request.exclusive else np.zeros_like(busy), None, None),
         ("memory_short", needs > fleet.free, needs, fleet.free),
-        ("share_limit", busy & (fleet.crowd >= limit), fleet.crowd + 1, full),
-        ("unprofiled_self", busy if unknown else np.zeros_like(busy), None, None),
-        ("unprofiled_resident", busy & (fleet.observed_s < settings.profile_s), None, None),
-        ("compute_short", busy & (wanted > fleet.reservable + TOLERANCE), compute, fleet.reservable),
-    )
+        ("share_limit", busy & (fleet.crowd >= limit), fleet.crowd + 1, float(limit)),
+        ("unprofiled_resident", fleet.observed_s < settings.profile_s, None, None),
+        ("compute_short", busy & (wanted > fleet.reservable + TOLERANCE), wanted, fleet.reservable),
+    ]
+    if request.exclusive:
+        tests.insert(3, ("exclusive_wanted", busy, None, None))
+    if request.profile.source == "unknown":
+        tests.insert(-2, ("unprofiled_self", busy, None, None))
     fits = np.ones(len(fleet), dtype=np.bool_)
     errors: list[FitError] = []
     for kind, fails, needed, available in tests:
-        places = np.flatnonzero(fits & fails)
-        if len(places):
-            fits[places] = False
-            errors.append(_error(kind, fleet, places, needed, available))
+        failing = fits & fails
+        if failing.any():
+            fits &= ~failing
+            errors.append(_error(kind, fleet, np.flatnonzero(failing), needed, available))
     return fits, errors
 
 
@@ -175,15 +177,16 @@ def _error(
     kind: FitErrorKind,
     fleet: Fleet,
     places: Integers,
-    needed: Integers | Floats | None,
-    available: Integers | Floats | None,
+    needed: Integers | Floats | float | None,
+    available: Integers | Floats | float | None,
 ) -> FitError:
     """Return one error for these GPUs, with the numbers of the one nearest to fitting."""
     never = kind == "memory_never"
     if needed is None or available is None:
         return FitError(kind, fleet[int(places[0])].gpu_id, never=never, count=len(places))
-    asked, there = needed[places], available[places]
-    near = int(np.argmin(np.abs(asked - there)))
+    asked = needed[places] if isinstance(needed, np.ndarray) else np.full(len(places), needed)
+    there = available[places] if isinstance(available, np.ndarray) else np.full(len(places), available)
+    near = int(np.abs(asked - there).argmin())
     varies = bool((asked != asked[0]).any() or (there != there[0]).any())
     numbers = asked[near].item(), there[near].item()
     return FitError(kind, fleet[int(places[near])].gpu_id, *numbers, never, count=len(places), varies=varies)
@@ -281,9 +284,7 @@ def _outlook_alone(
     return Outlook(after, 0.0, -(1.0 - settings.packing_bias) * slower, slower)
 
 
-def refuse(
-    request: Request, gpus: Sequence[GpuView], errors: Sequence[FitError], usable: Iterable[int], possible: Flags
-) -> NoFit:
+def refuse(request: Request, fleet: Fleet, errors: Sequence[FitError], usable: Integers, possible: Flags) -> NoFit:
     """Return the refusal, having decided whether waiting can help.
 
     Waiting helps when the same GPUs, all empty and all usable again, could take the job. A cluster without a single GPU
@@ -291,28 +292,25 @@ def refuse(
 
     Args:
         request: What was asked.
-        gpus: All GPUs.
+        fleet: All GPUs.
         errors: Why GPUs cannot take the job now, one error per kind.
         usable: Positions of the GPUs that could take one share of it now.
         possible: Whether each GPU could take one share of it if it were empty and available.
     """
-    able = [gpu for gpu, could in zip(gpus, possible.tolist(), strict=True) if could]
-    now = [gpus[place] for place in usable]
-    never = bool(gpus) and _most(able, request.one_host) < request.gpus
+    able, now = fleet.host[possible], fleet.host[usable]
+    never = len(fleet) > 0 and _most(able, request.one_host) < request.gpus
     summary: list[FitError] = []
-    if never and (len(able) > 0 or len(gpus) < request.gpus):
+    if never and (len(able) > 0 or len(fleet) < request.gpus):
         summary.append(FitError("gpus_never", None, request.gpus, _most(able, request.one_host), never=True))
-    elif not never and (now or request.gpus > 1 or not gpus):
+    elif not never and (len(now) or request.gpus > 1 or not len(fleet)):
         summary.append(FitError("too_few_gpus", None, request.gpus, len(now)))
         if request.one_host and len(now) >= request.gpus:
             summary.append(FitError("too_few_on_host", None, request.gpus, _most(now, one_host=True)))
     return NoFit(request.job_id, (*summary, *errors), never)
 
 
-def _most(gpus: Sequence[GpuView], one_host: bool) -> int:
-    if not one_host:
-        return len(gpus)
-    counts: dict[str, int] = {}
-    for gpu in gpus:
-        counts[gpu.host_id] = counts.get(gpu.host_id, 0) + 1
-    return max(counts.values(), default=0)
+def _most(hosts: Integers, one_host: bool) -> int:
+    """Return how many of these GPUs, given by host, one job can have."""
+    if not one_host or not len(hosts):
+        return len(hosts)
+    return int(np.bincount(hosts).max())

@@ -73,7 +73,7 @@ class Cotenant:
             chosen = choose(examined, request, examined.gain, protect=False, bias=bias)
             why = "no neighbour would gain more than it costs"
         if chosen is None:
-            return refuse(request, gpus, examined.errors, examined.places.tolist(), examined.possible)
+            return refuse(request, examined.fleet, examined.errors, examined.places, examined.possible)
         return _placement(request, examined, chosen, why)
 
 
@@ -104,7 +104,7 @@ class Exclusive:
         examined = examine(request, fleet_of(gpus), predictor, settings, most_jobs=1)
         chosen = choose(examined, request, examined.gain, protect=True, bias=settings.packing_bias)
         if chosen is None:
-            return refuse(request, gpus, examined.errors, examined.places.tolist(), examined.possible)
+            return refuse(request, examined.fleet, examined.errors, examined.places, examined.possible)
         return _placement(request, examined, chosen, "the policy gives every job whole GPUs", whole=True)
 
 
@@ -130,7 +130,8 @@ class Static:
         chosen = _first_fit([gpus[place] for place in free], request)
         if chosen is None:
             possible = np.array([error is None or not error.never for error in errors], dtype=np.bool_)
-            return refuse(request, gpus, folded(error for error in errors if error is not None), free, possible)
+            why_not = folded(error for error in errors if error is not None)
+            return refuse(request, fleet_of(gpus), why_not, np.array(free, dtype=np.int64), possible)
         return self._grant(request, chosen, predictor, settings)
 
     @staticmethod

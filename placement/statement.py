@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from cotenant.placement.fleet import Fleet
 from cotenant.placement.types import GpuView, Placement, Request, Resident, Share
 
 
 class Statement:
     """Applies placements and evictions to a private copy of a snapshot; every step can be taken back.
 
-    Not thread-safe; the snapshot it was made from never changes.
+    Not thread-safe; the snapshot it was made from never changes. A fleet it is made from is not copied: it changes with
+    the statement, and holds what it held again after ``rollback()``.
     """
 
     def __init__(self, gpus: Iterable[GpuView]) -> None:
-        self._gpus: dict[str, GpuView] = {gpu.gpu_id: gpu for gpu in gpus}
-        self._undo: list[dict[str, GpuView]] = []
+        self._fleet = gpus if isinstance(gpus, Fleet) else Fleet(gpus)
+        self._undo: list[list[GpuView]] = []
+
+    @property
+    def fleet(self) -> Fleet:
+        """All GPUs as they are now; changes with every further step. Only to be read."""
+        return self._fleet
 
     def view(self) -> tuple[GpuView, ...]:
         """Return all GPUs as they would be now, in the order of the snapshot."""
-        return tuple(self._gpus.values())
+        return tuple(self._fleet.views)
 
     def place(self, request: Request, placement: Placement) -> None:
         """Add the job to the GPUs of the placement and apply what its neighbours give up.
@@ -29,25 +36,25 @@ class Statement:
             KeyError: The placement names a GPU that is not in the snapshot.
             ValueError: The job already holds a share of one of the GPUs.
         """
-        changed: dict[str, GpuView] = {}
+        changed: list[GpuView] = []
         for share in placement.shares:
-            gpu = self._gpus[share.gpu_id]
+            gpu = self._fleet[self._fleet.position(share.gpu_id)]
             if any(resident.job_id == request.job_id for resident in gpu.residents):
                 raise ValueError(f"job {request.job_id!r} already holds a share of GPU {share.gpu_id!r}")
             squeezed = {job_id: new for job_id, new in placement.squeezed if new.gpu_id == share.gpu_id}
             residents = tuple(replace(r, share=squeezed.get(r.job_id, r.share)) for r in gpu.residents)
-            changed[gpu.gpu_id] = replace(gpu, residents=(*residents, resident_of(request, share)))
+            changed.append(replace(gpu, residents=(*residents, resident_of(request, share))))
         self._apply(changed)
 
     def evict(self, job_id: str) -> tuple[Share, ...]:
         """Take the job off every GPU and return the shares it held (empty when it held none)."""
-        changed: dict[str, GpuView] = {}
+        changed: list[GpuView] = []
         freed: list[Share] = []
-        for gpu in self._gpus.values():
+        for gpu in self._fleet:
             kept = tuple(resident for resident in gpu.residents if resident.job_id != job_id)
             if len(kept) < len(gpu.residents):
                 freed.extend(resident.share for resident in gpu.residents if resident.job_id == job_id)
-                changed[gpu.gpu_id] = replace(gpu, residents=kept)
+                changed.append(replace(gpu, residents=kept))
         self._apply(changed)
         return tuple(freed)
 
@@ -64,11 +71,13 @@ class Statement:
         if not 0 <= mark <= len(self._undo):
             raise ValueError(f"mark: {mark} is not accepted; give a mark from checkpoint(), 0 to {len(self._undo)}")
         while len(self._undo) > mark:
-            self._gpus.update(self._undo.pop())
+            for view in self._undo.pop():
+                self._fleet.put(view)
 
-    def _apply(self, changed: dict[str, GpuView]) -> None:
-        self._undo.append({gpu_id: self._gpus[gpu_id] for gpu_id in changed})
-        self._gpus.update(changed)
+    def _apply(self, changed: list[GpuView]) -> None:
+        self._undo.append([self._fleet[self._fleet.position(view.gpu_id)] for view in changed])
+        for view in changed:
+            self._fleet.put(view)
 
 
 def resident_of(request: Request, share: Share) -> Resident:

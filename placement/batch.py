@@ -1,0 +1,238 @@
+"""Looking at a whole batch of jobs at once: who goes with whom, after each found a place one after the other.
+
+One job after the other is fair to the order of the queue, but the first one takes the partner that the second one
+needed, and the last one is left alone. Nobody of the batch has started yet, so nothing is lost by changing places: from
+what was found one by one, the best single change is made, again and again, while there is one. Changes are: a job that
+waits takes the place of another that can go elsewhere, two jobs swap GPUs, one job moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from cotenant.configs.settings import PlacementSettings
+from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction, predict_sets
+from cotenant.placement.constraints import basic_error, with_hinted_profile
+from cotenant.placement.objective import cautious, packing_saving, score, slowness
+from cotenant.placement.shares import TOLERANCE, floor_of, memory_need
+from cotenant.placement.statement import Statement, resident_of
+from cotenant.placement.types import GpuView, NoFit, Placement, Request, Resident, Share
+
+MOST_JOBS = 24  # of a batch that change places: the work grows with their square
+MOST_CHANGES = 48
+PLACING_IS_WORTH = 10.0  # more than any change of a score: who can be placed is placed
+
+MOST_WAITING = 8  # jobs without a place that are tried
+SPARE_GPUS = 4  # empty GPUs that jobs may move to
+
+_Crew = frozenset[int]
+
+
+class PlacesOne(Protocol):
+    """What of a placement policy is needed here; see ``PlacementPolicy.place``."""
+
+    def place(
+        self,
+        request: Request,
+        gpus: Sequence[GpuView],
+        predictor: InterferencePredictor,
+        settings: PlacementSettings,
+        waiting_gpus: int,
+    ) -> Placement | NoFit:
+        """Return shares for the job, or every reason why there are none."""
+        ...
+
+
+def rearrange(
+    policy: PlacesOne,
+    before: Statement,
+    placed: Sequence[tuple[Request, Placement]],
+    waiting: Sequence[Request],
+    predictor: InterferencePredictor,
+    settings: PlacementSettings,
+) -> list[tuple[Request, Placement]] | None:
+    """Let jobs that were placed one after the other change places, where that is better for all of them together.
+
+    Args:
+        policy: Places one job.
+        before: The GPUs before any of the jobs was placed.
+        placed: The jobs with their placements, in the order they were found in. Those of several GPUs, those that do
+            not share and those nothing is known of stay where they are, and so does whoever is beside them.
+        waiting: Jobs that found no place, in order of the queue.
+        predictor: Predicts how jobs on one GPU slow each other down.
+        settings: How jobs are packed.
+
+    Returns:
+        All jobs that have a place now, in an order in which each placement rests on those before it; None when nothing
+        is better.
+    """
+    still = [each for each in placed if not _movable(each[0])]
+    taken = {share.gpu_id for _, placement in still for share in placement.shares}
+    moving = [each for each in placed if _movable(each[0]) and each[1].shares[0].gpu_id not in taken][:MOST_JOBS]
+    trying = [request for request in waiting if _movable(request)][:MOST_WAITING]
+    used = list(dict.fromkeys(placement.shares[0].gpu_id for _, placement in moving))
+    full = taken | {placement.shares[0].gpu_id for _, placement in placed}
+    spare = [gpu.gpu_id for gpu in before.fleet if gpu.schedulable and not gpu.residents and gpu.gpu_id not in full]
+    if len(moving) + len(trying) < 2 or not used:
+        return None
+    gpus = [before.fleet[before.fleet.position(gpu_id)] for gpu_id in (*used, *spare[:SPARE_GPUS])]
+    rows = {gpu.gpu_id: row for row, gpu in enumerate(gpus)}
+    jobs = [*(request for request, _ in moving), *trying]
+    crews = [frozenset[int]()] * len(gpus)
+    for number, (_, placement) in enumerate(moving):
+        crews[rows[placement.shares[0].gpu_id]] |= {number}
+    batch = Batch(jobs, gpus, crews, list(range(len(moving), len(jobs))), predictor, settings)
+    if not batch.improve():
+        return None
+    moved = {request.job_id for request, _ in moving}
+    kept = [each for each in placed if each[0].job_id not in moved]
+    again = _placed_again(policy, batch)
+    return None if again is None else [*kept, *again]
+
+
+def _movable(request: Request) -> bool:
+    return request.gpus == 1 and not request.exclusive and with_hinted_profile(request).profile.source != "unknown"
+
+
+def _placed_again(policy: PlacesOne, batch: Batch) -> list[tuple[Request, Placement]] | None:
+    """Place every job on the GPU the batch found for it; None when the policy does not agree."""
+    found: list[tuple[Request, Placement]] = []
+    for gpu, crew in zip(batch.gpus, batch.crews, strict=True):
+        statement = Statement([gpu])
+        for number in sorted(crew):
+            request = batch.jobs[number]
+            answer = policy.place(request, statement.fleet, batch.predictor, batch.settings, len(batch.jobs))
+            if isinstance(answer, NoFit):
+                return None
+            statement.place(request, answer)
+            found.append((request, answer))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """New crews of one or two or three GPUs; ``places`` is the number of jobs placed more than before."""
+
+    crews: Mapping[int, _Crew]
+    places: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    """Jobs of one GPU each, and the GPUs they may change places on.
+
+    Attributes:
+        jobs: The jobs, in order of the queue.
+        gpus: The GPUs without these jobs.
+        crews: Which of the jobs are on each GPU, by their numbers.
+        waiting: Numbers of those that have no place, in order of the queue.
+    """
+
+    jobs: Sequence[Request]
+    gpus: Sequence[GpuView]
+    crews: list[_Crew]
+    waiting: list[int]
+    predictor: InterferencePredictor
+    settings: PlacementSettings
+    _worth: dict[tuple[int, _Crew], float] = field(default_factory=dict)
+
+    def improve(self) -> bool:
+        """Make the best change while there is one; return whether anything changed."""
+        changed = False
+        for _ in range(MOST_CHANGES):
+            changes = list(self._changes())
+            self._weigh({(gpu, crew) for change in changes for gpu, crew in change.crews.items()})
+            gains = [self._gain(change) for change in changes]
+            best = max(range(len(changes)), key=lambda i: (gains[i], -i), default=None)
+            if best is None or gains[best] <= TOLERANCE:
+                break
+            for gpu, crew in changes[best].crews.items():
+                self.crews[gpu] = crew
+            placed = frozenset[int]().union(*self.crews)
+            self.waiting = [job for job in self.waiting if job not in placed]
+            changed = True
+        return changed
+
+    def _changes(self) -> Iterator[_Change]:
+        """Yield every change that may be an improvement; which are possible turns out when they are weighed."""
+        where = {job: gpu for gpu, crew in enumerate(self.crews) for job in crew}
+        different = list(self._different())
+        for job in self.waiting[:1]:  # in order of the queue
+            for gpu in different:
+                yield _Change({gpu: self.crews[gpu] | {job}}, 1)
+            for other, gpu in where.items():
+                left = self.crews[gpu] - {other} | {job}
+                for to in different:
+                    if to != gpu:
+                        yield _Change({gpu: left, to: self.crews[to] | {other}}, 1)
+        for job, gpu in where.items():
+            for to in different:
+                if to != gpu:
+                    yield _Change({gpu: self.crews[gpu] - {job}, to: self.crews[to] | {job}})
+            for other, to in where.items():
+                if job < other and gpu != to:
+                    yield _Change({gpu: self.crews[gpu] - {job} | {other}, to: self.crews[to] - {other} | {job}})
+
+    def _different(self) -> Iterator[int]:
+        """Yield the GPUs, of empty ones of the same kind only the first."""
+        seen: set[tuple[str, int]] = set()
+        for number, (gpu, crew) in enumerate(zip(self.gpus, self.crews, strict=True)):
+            if not gpu.residents and not crew:
+                kind = (gpu.gpu_type, gpu.memory_bytes)
+                if kind in seen:
+                    continue
+                seen.add(kind)
+            yield number
+
+    def _gain(self, change: _Change) -> float:
+        then = math.fsum(self._worth[gpu, crew] for gpu, crew in change.crews.items())
+        if then == -math.inf:
+            return then
+        now = math.fsum(self._worth[gpu, self.crews[gpu]] for gpu in change.crews)
+        return change.places * PLACING_IS_WORTH + then - now
+
+    def _weigh(self, wanted: set[tuple[int, _Crew]]) -> None:
+        """Find out what these crews are worth on these GPUs: the score, or minus infinity where they may not be."""
+        asked = sorted(
+            (key for key in wanted | set(enumerate(self.crews)) if key not in self._worth),
+            key=lambda key: (key[0], sorted(key[1])),
+        )
+        members = {key: self._members(*key) for key in asked}
+        possible = [key for key in asked if members[key] is not None]
+        sets = [(self.gpus[key[0]].gpu_type, [each.profile for each in members[key] or ()]) for key in possible]
+        self._worth.update(dict.fromkeys(asked, -math.inf))
+        for key, predicted in zip(possible, predict_sets(self.predictor, sets), strict=True):
+            self._worth[key] = self._score(self.gpus[key[0]], members[key] or (), predicted, len(key[1]))
+
+    def _members(self, number: int, crew: _Crew) -> tuple[Resident, ...] | None:
+        """Return everybody on the GPU with this crew; None when anything but the interference forbids it."""
+        gpu = self.gpus[number]
+        for job in sorted(crew):
+            request = self.jobs[job]
+            need = memory_need(request, gpu, self.settings.memory_margin)
+            if basic_error(request, gpu, need) is not None:
+                return None
+            gpu = replace(
+                gpu, residents=(*gpu.residents, resident_of(with_hinted_profile(request), Share(gpu.gpu_id, need, 0.0)))
+            )
+        promised = math.fsum(floor_of(resident.min_compute) for resident in gpu.residents)
+        crowded = len(gpu.residents) > self.settings.max_jobs_per_gpu or promised > 1.0 + TOLERANCE
+        return None if crew and len(gpu.residents) > 1 and crowded else gpu.residents
+
+    def _score(
+        self, gpu: GpuView, members: Sequence[Resident], predicted: Sequence[ThroughputPrediction], newcomers: int
+    ) -> float:
+        throughputs = [prediction.mid for prediction in predicted]
+        if newcomers and len(members) > 1:
+            limits = zip(members, predicted, strict=True)
+            confidence = self.settings.confidence
+            if any(1.0 / cautious(each, confidence) > member.max_slowdown + TOLERANCE for member, each in limits):
+                return -math.inf
+            if packing_saving(throughputs) <= 0.0:
+                return -math.inf
+        bias = self.settings.packing_bias
+        slower = newcomers * (1.0 - bias) * (slowness(gpu.gpu_type, self.settings.speeds) - 1.0)
+        return score(throughputs, bias, [member.weight for member in members]) - slower
