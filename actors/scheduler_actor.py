@@ -41,7 +41,7 @@ from cotenant.scheduler.core.reconcile import reconcile
 from cotenant.scheduler.errors import CotenantError, JobNotFound, NotConnected, NotHandled
 from cotenant.scheduler.journal.ledger import Ledger, Taken
 from cotenant.scheduler.journal.store import Journal, JournalError, JournalTaken, NotRecordable
-from cotenant.scheduler.specs import check_reason, check_spec
+from cotenant.scheduler.specs import check_queue, check_reason, check_spec
 from cotenant.scheduler.views import Explanation, GpuView, Health, HostView, JobView, PlanView, ServingView, TuningView
 
 TICK_S = 0.5
@@ -108,6 +108,7 @@ class Scheduler:
         """Accept jobs; durable on return. A job id that is known already is the same job."""
         for spec in specs:
             check_spec(spec)
+            check_queue(spec, self._core.state.settings)
         self._commit([JobSubmitted(spec) for spec in specs])
         now = time.monotonic()
         with self._lock:
@@ -172,6 +173,8 @@ class Scheduler:
 
     def plan(self, specs: list[JobSpec], packing_bias: float | None) -> PlanView:
         """Say what would happen to these jobs; nothing is changed."""
+        for spec in specs:
+            check_queue(spec, self._core.state.settings)
         with self._lock:
             return queries.plan(self._core, specs, packing_bias=packing_bias, now=self._clock.now())
 

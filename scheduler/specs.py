@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cotenant.scheduler.errors import NotAccepted, shown
+from cotenant.scheduler.errors import HintError, NotAccepted, shown
 from cotenant.scheduler.hints import check_hints, check_job_id
 
 if TYPE_CHECKING:
+    from cotenant.configs.settings import Settings
     from cotenant.scheduler.core.model import JobSpec
 
 MAX_NAME = 200
@@ -36,6 +37,19 @@ def check_spec(spec: JobSpec) -> None:
         check_cwd(spec.cwd)
     check_environment(spec.env)
     check_hints(spec.hints)
+
+
+def check_queue(spec: JobSpec, settings: Settings) -> None:
+    """Refuse a queue that there is not.
+
+    While the settings name no queue, any name will do; otherwise only these and ``default``.
+
+    Raises:
+        HintError: Names the queue and those that there are.
+    """
+    queues, queue = settings.scheduling.queues, spec.hints.queue
+    if queues and queue != "default" and queue not in queues:
+        raise HintError("queue", queue, f"one of {', '.join(sorted({*queues, 'default'}))}")
 
 
 def check_name(name: object) -> None:

@@ -55,7 +55,10 @@ class ColocationView(View):
 
 
 class JobView(View):
-    """A job as its owner sees it."""
+    """A job as its owner sees it.
+
+    ``waits``: why it was not placed when it was last looked at; ``deadline``: whether it will make it. Both in words.
+    """
 
     job_id: str
     name: str
@@ -79,6 +82,8 @@ class JobView(View):
     not_placeable: bool
     history: list[HistoryView]
     colocations: list[ColocationView] = []
+    waits: str = ""
+    deadline: str = ""
 
 
 class GpuView(View):

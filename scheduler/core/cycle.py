@@ -7,22 +7,34 @@ commands; explanations are the jobs' fit errors).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cotenant.forecasting.types import DemandProfile, InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.explain import explain
 from cotenant.placement.statement import Statement
-from cotenant.placement.types import GpuView, NoFit, Placement
+from cotenant.placement.types import GpuView, NoFit, Placement, Request
 from cotenant.scheduler.core.invariants import check_view
 from cotenant.scheduler.core.model import Hints, Job, JobState
 from cotenant.scheduler.core.priority import ordered
+from cotenant.scheduler.core.quotas import Quotas
 from cotenant.scheduler.core.state import Snapshot, State
 from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn
-from cotenant.scheduler.core.waiting import fits_idle, has_waited_long, held_for, idle_gpus
+from cotenant.scheduler.core.waiting import (
+    NOTHING_HELD,
+    Held,
+    Wish,
+    fits_idle,
+    has_waited_long,
+    hold,
+    idle_gpus,
+    renewed,
+    reserve,
+)
 
+QUOTA_KINDS = frozenset({"quota_gpus", "quota_jobs"})
 _Ask = tuple[Hints, int | None, DemandProfile | None, str, str | None]
 
 
@@ -33,14 +45,16 @@ class Plan:
     Attributes:
         placed: Placements in the order in which they were found, each resting on those before it.
         refused: Why each other waiting job has to wait.
+        over_quota: Those of them whose tenant or queue may not start them.
         gpus: The GPUs as they will be.
-        held: GPUs kept free of newcomers for a job that has waited too long, with the reason.
+        held: GPUs kept for a job that has waited too long.
     """
 
     placed: list[Placement] = field(default_factory=list)
     refused: dict[str, NoFit] = field(default_factory=dict)
+    over_quota: set[str] = field(default_factory=set)
     gpus: tuple[GpuView, ...] = ()
-    held: Mapping[str, str] = field(default_factory=dict)
+    held: Held = NOTHING_HELD
 
 
 def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredictor) -> None:
@@ -53,7 +67,7 @@ def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
         state.refused = {}
         return
     # 2. order the queue
-    queue = ordered(snapshot.waiting, snapshot.now)
+    queue = ordered(snapshot.waiting, snapshot.now, state.standing())
     # 3. propose
     plan = propose(state, snapshot, queue, policy, predictor)
     # 4. check
@@ -64,6 +78,7 @@ def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
     # 5. commit and 6. emit
     for placement in plan.placed:
         _commit(turn, placement)
+    state.reservation = plan.held.reservation
     _explain(turn, plan)
     _count_overlooked(state, queue, plan)
 
@@ -77,51 +92,117 @@ def propose(
 ) -> Plan:
     """Find places for the jobs in queue order, without changing anything.
 
-    Jobs that ask for the same thing get the same refusal: within one cycle GPUs only fill up, so what did not fit
-    before does not fit later.
+    A job that GPUs are held for comes first. Jobs that ask for the same thing get the same refusal: within one cycle
+    GPUs and quotas only fill up, so what did not fit before does not fit later.
     """
-    settings = snapshot.settings.placement
-    statement = Statement(snapshot.gpus)
-    views: Sequence[GpuView] = snapshot.gpus
-    waiting_gpus = sum(job.spec.hints.gpus for job in queue)
-    refusals: dict[_Ask, NoFit] = {}
-    plan = Plan()
+    proposal = _Proposal(state, snapshot, policy, predictor, sum(job.spec.hints.gpus for job in queue))
+    holder = state.reservation.job_id if state.reservation else None
+    for job in (job for job in queue if job.spec.job_id == holder):
+        proposal.offer(job)
     for job in queue:
-        # Unmeasured, a job is what its hints say; measured, its program counts too: its pairs may have been.
-        measured = state.measured_profile(job)
-        program = job.spec.fingerprint if measured else ""
-        ask = (job.spec.hints, job.memory_hint_corrected, measured or job.profile, program, job.spec.pinned_host)
-        refusal = refusals.get(ask)
+        if job.spec.job_id != holder:
+            proposal.offer(job)
+    proposal.plan.gpus = proposal.statement.view()
+    return proposal.plan
+
+
+class _Proposal:
+    """A cycle's statement, and what has to be known to extend it by one job after another."""
+
+    def __init__(
+        self,
+        state: State,
+        snapshot: Snapshot,
+        policy: PlacementPolicy,
+        predictor: InterferencePredictor,
+        waiting_gpus: int,
+    ) -> None:
+        self.plan = Plan()
+        self.statement = Statement(snapshot.gpus)
+        self._state, self._snapshot, self._policy, self._predictor = state, snapshot, policy, predictor
+        self._packing = snapshot.settings.placement
+        self._waiting_gpus = waiting_gpus
+        self._quotas = Quotas(state.accounts, snapshot.settings, snapshot.gpus)
+        self._fleet = state.fleet.bring_to(snapshot.gpus)  # as the next job may use them: what is held is closed
+        self._refusals: dict[_Ask, NoFit] = {}
+
+    def offer(self, job: Job) -> None:
+        """Place the job, or note why it has to wait."""
+        ask = self._ask(job)
+        refusal = self._refusals.get(ask)
         if refusal is None:
-            request = state.request_of(job)
-            answer = policy.place(request, on_allowed_host(job, views), predictor, settings, waiting_gpus)
+            request = self._state.request_of(job)
+            answer = self._over_quota(job, request) or self._place(job, request)
             if isinstance(answer, Placement):
-                statement.place(request, answer)
-                views = _without(statement.view(), plan.held)
-                plan.placed.append(answer)
-                waiting_gpus -= request.gpus
-                continue
-            refusal = refusals[ask] = answer
-        plan.refused[job.spec.job_id] = refusal
-        if not plan.held and not refusal.never and has_waited_long(job, snapshot.now):
-            allowed = on_allowed_host(job, views)
-            plan.held = held_for(job, state.request_of(job), allowed, settings.memory_margin, snapshot.now)
-            views = _without(views, plan.held)
-    plan.gpus = statement.view()
-    return plan
+                self._take(job, request, answer)
+                return
+            refusal = self._refusals[ask] = answer
+        self.plan.refused[job.spec.job_id] = refusal
+        if any(error.kind in QUOTA_KINDS for error in refusal.errors):
+            self.plan.over_quota.add(job.spec.job_id)
+            self._waiting_gpus -= job.spec.hints.gpus
+        elif not refusal.never and self.plan.held.reservation is None:
+            self._hold_for(job)
+
+    def _ask(self, job: Job) -> _Ask:
+        # Unmeasured, a job is what its hints say; measured, its program counts too: its pairs may have been.
+        measured = self._state.measured_profile(job)
+        program = job.spec.fingerprint if measured else ""
+        return job.spec.hints, job.memory_hint_corrected, measured or job.profile, program, job.spec.pinned_host
+
+    def _over_quota(self, job: Job, request: Request) -> NoFit | None:
+        return self._quotas.refusal(request, job.spec.hints)
+
+    def _place(self, job: Job, request: Request) -> Placement | NoFit:
+        hints, waiting_gpus = job.spec.hints, max(self._waiting_gpus, request.gpus)
+        backfills = bool(self.plan.held.open_until) and hints.expected_duration_s is not None
+        if backfills:
+            self._show_held(self._snapshot.now + (hints.expected_duration_s or 0.0) * request.max_slowdown)
+        views = self._quotas.within(request, hints, on_allowed_host(job, self._fleet))
+        answer = self._policy.place(request, views, self._predictor, self._packing, waiting_gpus)
+        if backfills:
+            self._show_held()
+        return answer
+
+    def _show_held(self, leaves_at: float | None = None) -> None:
+        """Show the held GPUs as a job sees them that is gone at that time (None = nobody knows when)."""
+        reservation = self.plan.held.reservation
+        self._show(reservation.gpu_ids if reservation else (), leaves_at)
+
+    def _show(self, gpu_ids: Iterable[str], leaves_at: float | None = None) -> None:
+        views = self.statement.view()
+        for gpu_id in gpu_ids:
+            self._fleet.put(self.plan.held.seen(views[self._fleet.position(gpu_id)], leaves_at))
+
+    def _take(self, job: Job, request: Request, placement: Placement) -> None:
+        self._quotas.take(request, job.spec.hints, placement)
+        self.statement.place(request, placement)
+        self._show(share.gpu_id for share in placement.shares)
+        self.plan.placed.append(placement)
+        self._waiting_gpus -= request.gpus
+
+    def _hold_for(self, job: Job) -> None:
+        """Hold GPUs for a job that was just refused, if it has waited long and no other has a reservation."""
+        state, now = self._state, self._snapshot.now
+        old = state.reservation
+        mine = old is not None and old.job_id == job.spec.job_id
+        if not mine and not has_waited_long(job, now):
+            return
+        wish = Wish(job.spec.job_id, state.request_of(job), self._packing.memory_margin)
+        allowed = on_allowed_host(job, self._fleet)
+        if old is not None and mine:
+            found = renewed(old, wish, allowed, state.end_of, now)
+        else:
+            found = reserve(wish, allowed, state.end_of, now)
+        if found is not None:
+            self.plan.held = hold(found, job, allowed, state.end_of, now)
+            self._show_held()
 
 
 def on_allowed_host(job: Job, views: Sequence[GpuView]) -> Sequence[GpuView]:
     """Return the GPUs of the hosts on which the job may run."""
     pinned = job.spec.pinned_host
     return views if pinned is None else [view for view in views if view.host_id == pinned]
-
-
-def _without(views: Sequence[GpuView], held: Mapping[str, str]) -> Sequence[GpuView]:
-    """Return the views with the held GPUs closed to newcomers."""
-    if not held:
-        return views
-    return [replace(v, schedulable=False, note=held[v.gpu_id]) if v.gpu_id in held else v for v in views]
 
 
 def _commit(turn: Turn, placement: Placement) -> None:
@@ -138,7 +219,12 @@ def _explain(turn: Turn, plan: Plan) -> None:
     for job_id, refusal in plan.refused.items():
         job = state.jobs[job_id]
         if refusal.never and _could_never_run(job):
-            reason = f"no device of this cluster could ever take it: {explain(refusal.errors)}"
+            what = (
+                "the quota does not allow it"
+                if job_id in plan.over_quota
+                else "no device of this cluster could ever take it"
+            )
+            reason = f"{what}: {explain(refusal.errors)}"
             ended = advance(job, JobState.FAILED, turn.now, reason)
             examples = tuple({error.kind: error for error in reversed(refusal.errors)}.values())
             state.put(replace(ended, fit_errors=examples, not_placeable=True))
@@ -159,6 +245,8 @@ def _count_overlooked(state: State, queue: Sequence[Job], plan: Plan) -> None:
     counts: dict[str, int] = {}
     for job in queue if idle else ():
         job_id = job.spec.job_id
+        if job_id in plan.over_quota:
+            continue
         if job_id in state.queued and fits_idle(state.request_of(job), on_allowed_host(job, idle), margin):
             counts[job_id] = state.overlooked.get(job_id, 0) + 1
     state.overlooked = counts

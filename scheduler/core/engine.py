@@ -12,11 +12,15 @@ from cotenant.placement.resize import ResizeMemory, resize_gpu
 from cotenant.scheduler.core.colocation import refresh
 from cotenant.scheduler.core.commands import Command
 from cotenant.scheduler.core.cycle import run_cycle
+from cotenant.scheduler.core.deadlines import running_outlook
 from cotenant.scheduler.core.events import Event
 from cotenant.scheduler.core.handlers import HANDLERS
 from cotenant.scheduler.core.models import GuardedInterference, ModelSource, first_models, informed
+from cotenant.scheduler.core.priority import held_urgency
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.turn import Turn
+
+DEADLINES_EVERY_S = 1.0
 
 
 class Core:
@@ -86,6 +90,7 @@ class Core:
             self._load_models()
         elif turn.evidence_changed:
             self._predictor = informed(state.models.interference, state.evidence.observations())
+        self._look_at_deadlines(turn)
         # Shares first follow what was measured: that frees memory for those who wait.
         if state.settings.resize.enabled:
             self._resize(turn, turn.measured, memory_wanted=bool(state.queued))
@@ -105,6 +110,22 @@ class Core:
         for job in due:
             self.state.put(replace(job, not_before=0.0))
         return bool(due)
+
+    def _look_at_deadlines(self, turn: Turn) -> None:
+        """Have the shares of running jobs weigh as urgently as their deadlines are; at most once a second."""
+        state = self.state
+        if not state.dated or turn.now - state.deadlines_seen_at < DEADLINES_EVERY_S:
+            return
+        state.deadlines_seen_at = turn.now
+        for job in state.in_order(state.dated):
+            outlook = running_outlook(job, state.progress.get(job.spec.job_id), turn.now)
+            if outlook is None:
+                continue
+            risk_changed = outlook.at_risk != job.at_risk
+            urgency = held_urgency(job.urgency, outlook, state.settings.scheduling, risk_changed=risk_changed)
+            if risk_changed or urgency != job.urgency:
+                state.put(replace(job, urgency=urgency, at_risk=outlook.at_risk))
+                turn.measured.update(dict.fromkeys(share.gpu_id for share in job.lease.shares) if job.lease else {})
 
     def _resize(self, turn: Turn, gpu_ids: Iterable[str], *, memory_wanted: bool) -> None:
         """Divide these GPUs anew among their residents, by what they are seen to use.

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cotenant.configs.settings import PlacementSettings, ResizeSettings
+from cotenant.configs.settings import PlacementSettings, ResizeSettings, SchedulingSettings
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import JobMeasurement
 from cotenant.scheduler.core.model import Host, JobSpec
@@ -139,10 +139,11 @@ class MeasurementsReported:
 
 @dataclass(frozen=True, slots=True)
 class SettingsChanged:
-    """An administrator changed how jobs are packed or resized."""
+    """An administrator changed how jobs are packed, resized or ordered; ``scheduling`` None = that stays as it is."""
 
     placement: PlacementSettings
     resize: ResizeSettings
+    scheduling: SchedulingSettings | None = None
     kind: Literal["settings_changed"] = "settings_changed"
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cotenant.forecasting.types import DemandProfile, JobMeasurement
+from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
 from cotenant.placement.resize import UsageSignal
 from cotenant.placement.types import Share
+from cotenant.scheduler.core.deadlines import at_speed
 from cotenant.scheduler.core.events import (
     ClientLost,
     EvidenceGathered,
@@ -28,7 +29,7 @@ from cotenant.scheduler.core.events import (
     StopRequested,
     Tick,
 )
-from cotenant.scheduler.core.model import Ending, Host, Job, JobState, RestartPolicy, StateChange
+from cotenant.scheduler.core.model import Ending, Host, Job, JobState, Progress, RestartPolicy, StateChange
 from cotenant.scheduler.core.sanity import plausible, plausible_bytes, sound
 from cotenant.scheduler.core.state import Usage
 from cotenant.scheduler.core.transitions import advance
@@ -40,6 +41,7 @@ ALWAYS: tuple[RestartPolicy, ...] = ("never", "on_node_loss", "on_failure")
 OVERRUN_MARGIN = 1.2  # memory given after an overrun, relative to what was used
 MEMORY_HORIZON_S = 60
 UTIL_HORIZON_S = 5
+FASTEST = 1.5  # more than alone by more than this is a mistake of what was measured alone
 NOTED_UTIL_CHANGE = 0.02  # a profile that moves by less changes no placement
 
 
@@ -138,6 +140,8 @@ def job_started(turn: Turn, event: JobStarted) -> None:
     job = replace(job, started_hosts=job.started_hosts | {event.host_id})
     if job.started_hosts.issuperset(job.hosts):
         job = replace(advance(job, JobState.RUNNING, turn.now, "all its processes run"), started_at=turn.now)
+        if job.spec.hints.expected_duration_s is not None:
+            turn.state.progress[event.job_id] = Progress(0.0, turn.now, job.predicted or 1.0)
     turn.state.put(job)
 
 
@@ -254,11 +258,21 @@ def _measured(turn: Turn, measurement: JobMeasurement) -> None:
     usage = Usage(signature, _signal(measurement), turn.now)
     state.usage.setdefault(measurement.job_id, {})[gpu_id] = usage
     turn.measured[gpu_id] = None
+    progress = state.progress.get(measurement.job_id)
+    if progress is not None:
+        state.progress[measurement.job_id] = at_speed(progress, _speed(job, signature, profile), turn.now)
     if profile.source == "history":
         state.learn(job.spec.fingerprint, profile)
     if profile != job.profile:
         turn.dirty = turn.dirty or _moves_placement(turn, job.profile, profile)
         state.put(replace(job, profile=profile))
+
+
+def _speed(job: Job, signature: Signature, profile: DemandProfile) -> float:
+    """Return how fast the job goes compared with running alone: as measured or, without step rates, as predicted."""
+    if signature.step_rate and profile.solo_step_rate:
+        return min(FASTEST, signature.step_rate / profile.solo_step_rate)
+    return job.predicted or 1.0
 
 
 def _signal(measurement: JobMeasurement) -> UsageSignal:
@@ -299,7 +313,8 @@ def _moves_placement(turn: Turn, old: DemandProfile | None, new: DemandProfile) 
 
 def settings_changed(turn: Turn, event: SettingsChanged) -> None:
     """Put the new settings in force at once."""
-    changed = {"placement": event.placement, "resize": event.resize}
+    scheduling = event.scheduling or turn.state.settings.scheduling
+    changed = {"placement": event.placement, "resize": event.resize, "scheduling": scheduling}
     turn.state.set_settings(turn.state.settings.model_copy(update=changed))
     turn.measured.update(dict.fromkeys(turn.state.gpus))
     turn.dirty = True

@@ -38,7 +38,6 @@ PriorityClass = Literal["low", "normal", "high"]
 Isolation = Literal["none", "soft", "hard"]
 Gang = Literal["host", "cluster"]
 RestartPolicy = Literal["never", "on_node_loss", "on_failure"]
-PRIORITY_WEIGHTS: Mapping[str, float] = {"low": 0.5, "normal": 1.0, "high": 2.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +183,37 @@ class Colocation:
     end: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is, in seconds' worth of running alone.
+
+    Attributes:
+        done_s: Done until ``at``.
+        at: Unix seconds.
+        speed: Since then, relative to running alone.
+    """
+
+    done_s: float
+    at: float
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """GPUs that take nobody new until a job that waited long has them.
+
+    Attributes:
+        job_id: The job.
+        gpu_ids: The GPUs.
+        starts_by: When they are expected to be free, as promised to the job, Unix seconds; None = nobody knows. Others
+            may use them before only if they are expected to be gone by then.
+    """
+
+    job_id: str
+    gpu_ids: tuple[str, ...]
+    starts_by: float | None = None
+
+
 # Sets have no order of their own: written sorted, so that equal states are equal byte by byte.
 HostIds = Annotated[frozenset[str], PlainSerializer(sorted, return_type=list[str])]
 
@@ -216,6 +246,8 @@ class Job:
     not_before: float = 0.0  # Unix seconds: the queue leaves the job alone until then
     overruns: int = 0  # how often it was stopped for using more memory than its share
     colocation_log: tuple[Colocation, ...] = ()  # who it ran with and what was predicted, oldest first, bounded
+    urgency: float = 0.0  # of its deadline, as its share weighs now; 0 while it holds no GPU
+    at_risk: bool = False  # it may miss its deadline, and its neighbours yield
 
     @property
     def was_held(self) -> bool:

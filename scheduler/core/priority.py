@@ -1,44 +1,139 @@
-"""The first queue order: who is offered a place first.
+"""The priority value of a job: who is offered a place first, and how much its share weighs against its neighbours'.
 
-``score = class + urgency + waited / 900 s``, highest first, where
+``value = class + w_u U + w_c C + w_s S + w_f F + risk + waited / 900 s``, highest first, where
 
 * class is 0 for low, 1 for normal, 2 for high;
-* urgency, below 1, is ``0.45 * (1 + criticality) * 600 / (600 + slack)`` with ``slack = deadline - now - expected
-  duration`` in seconds (not below 0) and criticality 0.5 when not said; 0 without a deadline;
-* waited is the time the job has spent in the queue, over all its tries. It counts without limit: a quarter of an hour
-  is worth a class, so nothing starves.
+* U, urgency in [0, 1], is ``600 / (600 + laxity)`` with ``laxity = deadline - now - what it still has to run`` in
+  seconds (not below 0); 0 without a deadline. (Least laxity first: Mok, 1983.)
+* C, criticality in [0, 1], is the hint; 0.5 when not said;
+* S, smallness in (0, 1], is ``3600 / (3600 + GPUs * expected duration)``, an hour of one GPU counting half; 0.5 when
+  the duration is not said;
+* F, fair share in (0, 1], is the mean of the factors of its tenant and its queue (see ``accounts.fair_share``);
+* risk is 1 while the deadline is at risk but can still be met (see ``deadlines``), else 0;
+* waited is the time the job has spent in the queue, over all its tries. It counts without limit.
 
-Ties go to the job submitted first.
+With the default weights U, C and S together are worth less than one class, and F one class at most. Ties go to the job
+submitted first.
+
+Nobody starves: apart from waiting, values lie in an interval of width ``2 + w_u + w_c + w_s + w_f + 1``, so no job
+submitted more than ``900 s`` times that width after another (``overtaking_s``) is ever ahead of it; and for the first
+of those who waited long, GPUs are held (see ``waiting``).
+
+The weight of a share is ``2 ** (class - 1 + w_c (C - 1/2) + w_s (S - 1/2) + urgency)``, where urgency is
+``w_u U + risk`` as held by the job: it follows only once it is off by ``HELD_CHANGE``, so that shares do not move with
+every second. A plain job weighs 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from cotenant.scheduler.core.model import Job
+from cotenant.configs.settings import SchedulingSettings
+from cotenant.scheduler.core.deadlines import Outlook, waiting_outlook
+from cotenant.scheduler.core.model import Hints, Job
 
 CLASS_POINTS: Mapping[str, float] = {"low": 0.0, "normal": 1.0, "high": 2.0}
 AGE_WORTH_A_CLASS_S = 900.0
 SLACK_SCALE_S = 600.0
-DEFAULT_CRITICALITY = 0.5
+SIZE_SCALE_S = 3600.0  # GPU-seconds
+NEUTRAL = 0.5  # criticality and smallness of a job that says nothing
+RISK_POINTS = 1.0
+PARTS = ("class", "urgency", "criticality", "size", "fair share", "deadline at risk", "waiting")
+HELD_CHANGE = 0.25
+HEAVIEST = 16.0
+
+_DEFAULT = SchedulingSettings()
 
 
-def score(job: Job, now: float) -> float:
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the order of the queue rests on besides the jobs.
+
+    Attributes:
+        settings: The weights.
+        tenants: Fair-share factor by tenant; one that is not named has used nothing: 1.
+        queues: The same by queue.
+    """
+
+    settings: SchedulingSettings = _DEFAULT
+    tenants: Mapping[str, float] = field(default_factory=dict)
+    queues: Mapping[str, float] = field(default_factory=dict)
+
+    def fair(self, hints: Hints) -> float:
+        """Return the fair-share factor of a job, in (0, 1]."""
+        return 0.5 * (self.tenants.get(hints.tenant, 1.0) + self.queues.get(hints.queue, 1.0))
+
+
+ALIKE = Standing()
+
+
+def score(job: Job, now: float, standing: Standing = ALIKE) -> float:
     """Return how much the job deserves the next place; larger is earlier."""
-    hints = job.spec.hints
-    waited_s = max(0.0, now - job.queued_at)
-    return CLASS_POINTS[hints.priority] + _urgency(job, now) + waited_s / AGE_WORTH_A_CLASS_S
+    return sum(_terms(job, now, standing))
 
 
-def ordered(jobs: Iterable[Job], now: float) -> list[Job]:
+def parts(job: Job, now: float, standing: Standing = ALIKE) -> dict[str, float]:
+    """Return what the value of a waiting job is made of, by name."""
+    return dict(zip(PARTS, _terms(job, now, standing), strict=True))
+
+
+def _terms(job: Job, now: float, standing: Standing) -> tuple[float, ...]:
+    hints, settings = job.spec.hints, standing.settings
+    outlook = None if hints.deadline_s is None else waiting_outlook(hints, now)
+    return (
+        CLASS_POINTS[hints.priority],
+        settings.urgency_weight * urgency_of(outlook),
+        settings.criticality_weight * _criticality(hints),
+        settings.size_weight * _smallness(hints),
+        settings.fair_share_weight * standing.fair(hints),
+        RISK_POINTS if outlook is not None and outlook.at_risk else 0.0,
+        max(0.0, now - job.queued_at) / AGE_WORTH_A_CLASS_S,
+    )
+
+
+def ordered(jobs: Iterable[Job], now: float, standing: Standing = ALIKE) -> list[Job]:
     """Return the jobs in the order in which they are offered a place."""
-    return sorted(jobs, key=lambda job: (-score(job, now), job.seq))
+    return sorted(jobs, key=lambda job: (-score(job, now, standing), job.seq))
 
 
-def _urgency(job: Job, now: float) -> float:
-    hints = job.spec.hints
-    if hints.deadline_s is None:
+def overtaking_s(settings: SchedulingSettings) -> float:
+    """Return how much later than another a job must be submitted to be behind it for ever, whatever the two are."""
+    weights = settings.urgency_weight + settings.criticality_weight + settings.size_weight + settings.fair_share_weight
+    classes = CLASS_POINTS["high"] - CLASS_POINTS["low"]
+    return AGE_WORTH_A_CLASS_S * (classes + weights + RISK_POINTS)
+
+
+def urgency_of(outlook: Outlook | None) -> float:
+    """Return the urgency of a job's deadline, in [0, 1]; 0 without one."""
+    if outlook is None:
         return 0.0
-    slack_s = max(0.0, hints.deadline_s - now - (hints.expected_duration_s or 0.0))
-    criticality = DEFAULT_CRITICALITY if hints.criticality is None else hints.criticality
-    return 0.45 * (1.0 + criticality) * SLACK_SCALE_S / (SLACK_SCALE_S + slack_s)
+    return SLACK_SCALE_S / (SLACK_SCALE_S + max(0.0, outlook.left_s - (outlook.alone_s or 0.0)))
+
+
+def held_urgency(before: float, outlook: Outlook, settings: SchedulingSettings, *, risk_changed: bool) -> float:
+    """Return the urgency with which a running job's share weighs from now on."""
+    fresh = settings.urgency_weight * urgency_of(outlook) + (RISK_POINTS if outlook.at_risk else 0.0)
+    return fresh if risk_changed or abs(fresh - before) >= HELD_CHANGE else before
+
+
+def share_weight(hints: Hints, urgency: float, settings: SchedulingSettings) -> float:
+    """Return the weight of a job's share against its neighbours', in [1 / 16, 16]."""
+    level = (
+        CLASS_POINTS[hints.priority]
+        - 1.0
+        + settings.criticality_weight * (_criticality(hints) - NEUTRAL)
+        + settings.size_weight * (_smallness(hints) - NEUTRAL)
+        + urgency
+    )
+    return float(min(HEAVIEST, max(1.0 / HEAVIEST, 2.0 ** min(level, 64.0))))
+
+
+def _criticality(hints: Hints) -> float:
+    return NEUTRAL if hints.criticality is None else hints.criticality
+
+
+def _smallness(hints: Hints) -> float:
+    if hints.expected_duration_s is None:
+        return NEUTRAL
+    return SIZE_SCALE_S / (SIZE_SCALE_S + hints.gpus * hints.expected_duration_s)

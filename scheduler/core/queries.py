@@ -10,11 +10,14 @@ from cotenant.placement import types as placement
 from cotenant.placement.explain import explain as fold
 from cotenant.placement.explain import memory_text, would_help
 from cotenant.placement.objective import packing_saving
+from cotenant.scheduler.core.accounts import KINDS, name_of, terms_of
 from cotenant.scheduler.core.cycle import Plan, propose
+from cotenant.scheduler.core.deadlines import running_outlook, span, tell, waiting_outlook
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.model import Colocation, Gpu, Job, JobSpec, JobState
-from cotenant.scheduler.core.priority import ordered
-from cotenant.scheduler.core.state import State, described
+from cotenant.scheduler.core.priority import ordered, parts
+from cotenant.scheduler.core.requests import described
+from cotenant.scheduler.core.state import State
 from cotenant.scheduler.views import (
     ColocationView,
     Explanation,
@@ -130,6 +133,8 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
     elif job.lease is not None:
         details = [*_where_it_is(state, job), *([f"control: {controls}"] if controls else [])]
     if not job.state.terminal:
+        details.extend(_deadline(state, job, now))
+        details.extend(_accounts(state, job))
         details.extend(_where_numbers_come_from(state, job))
     details.extend(f"{_ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
     helps = would_help(job.fit_errors or state.refused.get(job_id, ()))
@@ -148,11 +153,19 @@ def _why_it_waits(state: State, job: Job, now: float) -> tuple[str, list[str]]:
     left_s = job.not_before - now
     if left_s > 0.0:
         return f"waits {left_s:.0f} s before the next try", [job.reason]
-    queue = ordered((state.jobs[job_id] for job_id in state.queued), now)
+    standing = state.standing()
+    queue = ordered((state.jobs[job_id] for job_id in state.queued), now, standing)
     place = next(i for i, other in enumerate(queue, start=1) if other.spec.job_id == job.spec.job_id)
     errors = state.refused.get(job.spec.job_id, ())
     why = fold(errors) if errors else "it has not been looked at yet"
     details = [f"number {place} of {len(queue)} in the queue", f"has waited {max(0.0, now - job.queued_at):.0f} s"]
+    value = parts(job, now, standing)
+    made_of = ", ".join(f"{name} {part:.2f}" for name, part in value.items() if part)
+    details.append(f"priority value {sum(value.values()):.2f}: {made_of}")
+    held = state.reservation
+    if held is not None and held.job_id == job.spec.job_id:
+        when = "" if held.starts_by is None else f", expected in {span(max(0.0, held.starts_by - now))}"
+        details.append(f"{', '.join(held.gpu_ids)} held for it{when}")
     return f"waits: {why}", details
 
 
@@ -165,6 +178,28 @@ def _where_it_is(state: State, job: Job) -> list[str]:
     if job.predicted is not None:
         details.append(f"predicted slowdown {1.0 / job.predicted:.2f}")
     return details
+
+
+def _deadline(state: State, job: Job, now: float) -> list[str]:
+    """Say whether the job will make its deadline; nothing without one."""
+    if job.lease is None:
+        outlook = waiting_outlook(job.spec.hints, now)
+    else:
+        outlook = running_outlook(job, state.progress.get(job.spec.job_id), now)
+    return [] if outlook is None else [tell(outlook)]
+
+
+def _accounts(state: State, job: Job) -> list[str]:
+    """Say what the job's tenant and queue hold, where there is a limit."""
+    told: list[str] = []
+    for kind in KINDS:
+        name = name_of(job.spec.hints, kind)
+        terms, account = terms_of(state.settings.scheduling, kind, name), state.accounts.by_kind[kind].get(name)
+        held, running = (account.held, account.jobs) if account else (0.0, 0)
+        limits = [f"{held:.2f} of {terms.most_gpus:g} GPUs"] if terms.most_gpus is not None else []
+        limits += [f"{running} of {terms.most_jobs} jobs"] if terms.most_jobs is not None else []
+        told += [f"{kind} {name} holds {' and '.join(limits)}"] if limits else []
+    return told
 
 
 def _where_numbers_come_from(state: State, job: Job) -> list[str]:
@@ -200,7 +235,7 @@ def plan(core: Core, specs: Sequence[JobSpec], *, packing_bias: float | None = N
         packing = snapshot.settings.placement.model_validate(snapshot.settings.placement.model_dump() | changed)
         snapshot = replace(snapshot, settings=snapshot.settings.model_copy(update={"placement": packing}))
     imagined = [_imagine(core.state, spec, number, now) for number, spec in enumerate(specs)]
-    queue = ordered((*snapshot.waiting, *imagined), now)
+    queue = ordered((*snapshot.waiting, *imagined), now, core.state.standing())
     found = propose(core.state, snapshot, queue, core.policy, core.predictor)
     throughputs = [_predict(view, core.predictor) for view in found.gpus]
     ids = {job.spec.job_id for job in imagined}
@@ -270,9 +305,16 @@ def _job_view(state: State, job: Job, controls: str) -> JobView:
         slowdown_measured=solo / rate if solo and rate else None,
         solo_step_rate=solo,
         not_placeable=job.not_placeable,
+        waits=_waits(state, job),
+        deadline="" if job.state.terminal else "".join(_deadline(state, job, state.now)),
         history=[HistoryView(at=change.at, state=change.state, reason=change.reason) for change in job.history],
         colocations=[_colocation_view(line) for line in job.colocation_log],
     )
+
+
+def _waits(state: State, job: Job) -> str:
+    errors = state.refused.get(job.spec.job_id, ()) if job.state is JobState.QUEUED else ()
+    return fold(errors) if errors else ""
 
 
 def _colocation_view(line: Colocation) -> ColocationView:

@@ -16,16 +16,20 @@ from operator import itemgetter
 from pydantic import ConfigDict, TypeAdapter
 
 from cotenant.configs.settings import Settings
-from cotenant.forecasting.characterisation.coldstart import Descriptors
 from cotenant.forecasting.coldstart_profile import profile_from
 from cotenant.forecasting.interference.evidence import EvidenceBook
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import DemandProfile, Signature
+from cotenant.placement.fleet import Fleet
 from cotenant.placement.resize import ResizeMemory, UsageSignal
 from cotenant.placement.statement import resident_of
 from cotenant.placement.types import FitError, GpuView, Request, Share
-from cotenant.scheduler.core.model import PRIORITY_WEIGHTS, Gpu, Hints, Host, Job, JobSpec, JobState
+from cotenant.scheduler.core.accounts import Accounts, Kind
+from cotenant.scheduler.core.deadlines import remaining_alone_s
+from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec, JobState, Progress, Reservation
 from cotenant.scheduler.core.models import Models
+from cotenant.scheduler.core.priority import Standing
+from cotenant.scheduler.core.requests import described, max_slowdown, request_of
 from cotenant.scheduler.core.sanity import sound
 
 SCHEMA_VERSION = 1
@@ -88,6 +92,10 @@ class _Record:
     refused: tuple[tuple[tuple[FitError, ...], tuple[str, ...]], ...]  # reasons, ids of the jobs they hold for
     model_versions: dict[str, str] = field(default_factory=dict)
     evidence: tuple[Observation, ...] = ()
+    accounts: dict[Kind, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    progress: dict[str, Progress] = field(default_factory=dict)
+    reservation: Reservation | None = None
+    deadlines_seen_at: float = 0.0
 
 
 # The one-element tuple carries the configuration, which a bare dataclass cannot: infinities survive the round trip.
@@ -116,6 +124,11 @@ class State:
         overlooked: For how many cycles in a row a waiting job was not given an idle GPU it fits (see invariants).
         model_versions: Version of each kind of model that is to predict.
         evidence: How fast jobs were that shared a GPU here.
+        accounts: What tenants and queues hold and have used.
+        progress: How far the running jobs are that say how long they run.
+        reservation: GPUs held for a job that waited long.
+        deadlines_seen_at: When the deadlines of running jobs were last looked at.
+        fleet: The GPUs as the last proposal left them; brought up to date by the next, not written down.
         models: The models themselves; not written down, they follow from the versions.
     """
 
@@ -136,12 +149,18 @@ class State:
     refused: dict[str, tuple[FitError, ...]] = field(default_factory=dict)
     model_versions: dict[str, str] = field(default_factory=dict)
     evidence: EvidenceBook = field(default_factory=EvidenceBook)
+    accounts: Accounts = field(default_factory=Accounts)
+    progress: dict[str, Progress] = field(default_factory=dict)
+    reservation: Reservation | None = None
+    deadlines_seen_at: float = 0.0
     models: Models = field(default_factory=Models)
     queued: set[str] = field(default_factory=set)
     pending: set[str] = field(default_factory=set)
     leased: set[str] = field(default_factory=set)
     delayed: set[str] = field(default_factory=set)
+    dated: set[str] = field(default_factory=set)
     on_gpu: dict[str, set[str]] = field(default_factory=dict)
+    fleet: Fleet = field(default_factory=Fleet)
     _ended: list[tuple[float, int, str]] = field(default_factory=list)
     _views: dict[str, GpuView] = field(default_factory=dict)
     _gpu_type: str | None = None  # of all GPUs; None = there are several, or none
@@ -203,7 +222,28 @@ class State:
 
     def request_of(self, job: Job) -> Request:
         """Return what the job asks of placement."""
-        return request_of(job.spec, self.profile_of(job), job.memory_hint_corrected, self.settings)
+        return request_of(job, self.profile_of(job), self.settings)
+
+    def standing(self) -> Standing:
+        """Return what the order of the queue rests on besides the jobs."""
+        rules = self.settings.scheduling
+        factors = self.accounts.factors(rules, self.now)
+        return Standing(rules, factors["tenant"], factors["queue"])
+
+    def end_of(self, job_id: str) -> tuple[float, float] | None:
+        """Return when a job is expected to end and when at the latest, Unix seconds; None when nobody knows.
+
+        At the latest: as slowed down as it accepts from now on. A job that is only about to start starts now.
+        """
+        job, now = self.jobs[job_id], self.now
+        if job.state is JobState.STOPPING:
+            return now, now
+        progress = self.progress.get(job_id)
+        left_s = remaining_alone_s(job.spec.hints, progress, now)
+        if left_s is None:
+            return None
+        slowest = max_slowdown(job.spec.hints, self.settings)
+        return now + left_s / (progress.speed if progress else 1.0), now + left_s * slowest
 
     def shares_on(self, job: Job, host_id: str) -> tuple[Share, ...]:
         """Return the job's shares that lie on the host."""
@@ -262,6 +302,7 @@ class State:
                 self._drop_gpu(gpu.gpu_id)
         for gpu in host.gpus:
             self.gpus[gpu.gpu_id] = replace(sound(gpu), host_id=host.host_id)
+            self._account_residents(gpu.gpu_id)
         self._look_at_gpus()
 
     def set_unreachable(self, host_id: str) -> None:
@@ -319,6 +360,10 @@ class State:
             refused=self._grouped_refusals(),
             model_versions=self.model_versions,
             evidence=self.evidence.observations(),
+            accounts=self.accounts.used(),
+            progress=self.progress,
+            reservation=self.reservation,
+            deadlines_seen_at=self.deadlines_seen_at,
         )
         return _ADAPTER.dump_json((record,))
 
@@ -347,9 +392,13 @@ class State:
             refused={job_id: errors for errors, job_ids in record.refused for job_id in job_ids},
             model_versions=record.model_versions,
             evidence=EvidenceBook(record.evidence),
+            progress=record.progress,
+            reservation=record.reservation,
+            deadlines_seen_at=record.deadlines_seen_at,
         )
         for job in record.jobs:
             state.put(job)
+        state.accounts.restore(record.accounts)
         state._look_at_gpus()
         return state
 
@@ -362,6 +411,7 @@ class State:
             (self.pending, job.state is JobState.PENDING),
             (self.leased, job.lease is not None),
             (self.delayed, job.state is JobState.QUEUED and job.not_before > 0.0),
+            (self.dated, job.lease is not None and job.spec.hints.deadline_s is not None),
         ):
             if belongs:
                 index.add(job_id)
@@ -370,15 +420,27 @@ class State:
         if job.state is not JobState.QUEUED:
             self.overlooked.pop(job_id, None)
             self.refused.pop(job_id, None)
+        if job.lease is None:
+            self.progress.pop(job_id, None)
         before = {share.gpu_id for share in old.lease.shares} if old and old.lease else set()
         after = {share.gpu_id for share in job.lease.shares} if job.lease else set()
         for gpu_id in before - after:
             self.on_gpu[gpu_id].discard(job_id)
         for gpu_id in after - before:
             self.on_gpu.setdefault(gpu_id, set()).add(job_id)
-        if old is None or old.lease is not job.lease or old.profile is not job.profile:
+        seen = old is not None and old.lease is job.lease and old.profile is job.profile
+        if not seen:
+            self._account(job)
+        if not seen or (old is not None and old.urgency != job.urgency):
             for gpu_id in before | after:
                 self._views.pop(gpu_id, None)
+
+    def _account(self, job: Job) -> None:
+        self.accounts.note(job, self.gpus, self.now, self.settings.scheduling.usage_half_life_s)
+
+    def _account_residents(self, gpu_id: str) -> None:
+        for job in self.residents(gpu_id):
+            self._account(job)
 
     def _grouped_refusals(self) -> tuple[tuple[tuple[FitError, ...], tuple[str, ...]], ...]:
         """Thousands of jobs may share one long refusal: it is written once."""
@@ -409,6 +471,7 @@ class State:
     def _look_at_gpus(self) -> None:
         """Bring in line what follows from the GPUs there are."""
         self._views.clear()
+        self.fleet = Fleet()  # its numbering follows from the GPUs there are
         types = {gpu.gpu_type for gpu in self.gpus.values()}
         self._gpu_type = types.pop() if len(types) == 1 else None
 
@@ -419,37 +482,9 @@ class State:
     def _drop_gpu(self, gpu_id: str) -> None:
         del self.gpus[gpu_id]
         self.resize_memory.pop(gpu_id, None)
+        self._account_residents(gpu_id)
 
     def _drop_oldest_ended(self) -> None:
         while len(self._ended) > KEPT_ENDED_JOBS:
             _, _, job_id = heapq.heappop(self._ended)
             del self.jobs[job_id]
-
-
-def described(hints: Hints) -> Descriptors:
-    """Return what the hints say of the program, as cold-start classes take it."""
-    return Descriptors(hints.model_family, hints.model, batch=hints.batch_size, parameters=hints.parameters)
-
-
-def request_of(spec: JobSpec, profile: DemandProfile, corrected: int | None, settings: Settings) -> Request:
-    """Return what a job asks of placement.
-
-    Args:
-        spec: The job as submitted.
-        profile: What is known of its demand.
-        corrected: Memory learnt from an overrun, in bytes; replaces the hint. None = no overrun.
-        settings: The settings in force.
-    """
-    hints = spec.hints
-    limit = settings.placement.default_max_slowdown if hints.max_slowdown is None else hints.max_slowdown
-    return Request(
-        job_id=spec.job_id,
-        gpus=hints.gpus,
-        memory_bytes=hints.gpu_memory if corrected is None else corrected,
-        compute=hints.compute,
-        profile=profile,
-        max_slowdown=limit,
-        exclusive=hints.isolation == "hard",
-        one_host=hints.gang == "host",
-        weight=PRIORITY_WEIGHTS[hints.priority],
-    )

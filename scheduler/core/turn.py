@@ -109,6 +109,8 @@ class Turn:
             started_hosts=frozenset(),
             exited_hosts=frozenset(),
             predicted=None,
+            urgency=0.0,
+            at_risk=False,
             colocation_log=close_log(job.colocation_log, self.now),
             exit_code=job.exit_code if ending.exit_code is None else ending.exit_code,
         )

@@ -1,14 +1,60 @@
-"""Two guards against waiting for ever: GPUs held for a job that has waited too long, and idle GPUs that fit it."""
+"""Guards against waiting for ever: GPUs held for a job that has waited too long, and idle GPUs that fit it.
+
+The first job in the queue that has waited for ``RESERVE_AFTER_S`` and does not fit gets a reservation: of the GPUs that
+could take it once empty, those that are expected to be empty soonest (when nobody knows, those with the fewest
+residents). They are held until the job starts, leaves the queue or can no longer have them; they are exchanged only for
+others with fewer residents that are not expected to be empty later: so what the job waits for only ever becomes less.
+
+Others may use held GPUs before (backfill) when they are expected to be gone by the time promised to the job: a job
+that says how long it runs, at the largest slowdown it accepts, beside residents that will also be gone by then at the
+largest slowdown they accept. Nothing is backfilled when the promise cannot be made because a resident says nothing, or
+once the promised time is over. A promise only ever moves to an earlier time. So whatever the hints are worth, the job
+starts at the latest when those are gone that were there when its promised time came. (This is EASY backfilling, Lifka
+1995, with a promise that is kept from cycle to cycle.)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cotenant.placement.shares import memory_need
 from cotenant.placement.types import GpuView, Request
-from cotenant.scheduler.core.model import Job
+from cotenant.scheduler.core.model import Job, Reservation
 
 RESERVE_AFTER_S = 600.0
+EndOf = Callable[[str], tuple[float, float] | None]
+"""By job id: when a running job is expected to end, and the latest time it is (Unix seconds); None = nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The GPUs held during one proposal.
+
+    Attributes:
+        reservation: The reservation; None = nothing is held.
+        note: Why its GPUs take nobody.
+        open_until: By GPU id the time until which a held GPU may be used by others; one that is not named may not.
+    """
+
+    reservation: Reservation | None = None
+    note: str = ""
+    open_until: Mapping[str, float] = field(default_factory=dict)
+
+    def __contains__(self, gpu_id: object) -> bool:
+        return self.reservation is not None and gpu_id in self.reservation.gpu_ids
+
+    def seen(self, view: GpuView, leaves_at: float | None = None) -> GpuView:
+        """Return the GPU as a job sees it that is gone at that time (None = nobody knows when): open or closed."""
+        if view.gpu_id not in self:
+            return view
+        if leaves_at is not None and leaves_at <= self.open_until.get(view.gpu_id, -math.inf):
+            return view
+        return replace(view, schedulable=False, note=self.note)
+
+
+NOTHING_HELD = Held()
 
 
 def has_waited_long(job: Job, now: float) -> bool:
@@ -16,36 +62,93 @@ def has_waited_long(job: Job, now: float) -> bool:
     return now - job.queued_at >= RESERVE_AFTER_S
 
 
-def held_for(job: Job, request: Request, gpus: Sequence[GpuView], margin: float, now: float) -> Mapping[str, str]:
-    """Return the GPUs to hold for a job that has waited long, each with the reason; none when too few could take it.
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What GPUs are to be held for: a job, what it asks, and the fraction added to forecast memory."""
 
-    Smaller jobs would otherwise slip past a large one for ever. Of the GPUs that could take the job once empty, those
-    with the fewest residents are held: they are free soonest.
+    job_id: str
+    request: Request
+    margin: float
+
+    def could_have(self, gpu: GpuView) -> bool:
+        """Whether the job could have the GPU once it is empty."""
+        return gpu.schedulable and memory_need(self.request, gpu, self.margin) <= gpu.memory_bytes
+
+
+def reserve(wish: Wish, gpus: Sequence[GpuView], end_of: EndOf, now: float) -> Reservation | None:
+    """Return GPUs to hold for a job that has waited long; None when too few could take it.
 
     Args:
-        job: The refused job, first in the queue of those refused.
-        request: What it asks.
-        gpus: All GPUs as they would be now.
-        margin: Fraction added to forecast memory.
+        wish: The refused job, first in the queue of those refused.
+        gpus: All GPUs it may use, as they would be now.
+        end_of: When running jobs will end.
         now: Unix seconds.
     """
     groups: dict[str, list[GpuView]] = {}
     for gpu in gpus:
-        if gpu.schedulable and memory_need(request, gpu, margin) <= gpu.memory_bytes:
-            groups.setdefault(gpu.host_id if request.one_host else "", []).append(gpu)
+        if wish.could_have(gpu):
+            groups.setdefault(gpu.host_id if wish.request.one_host else "", []).append(gpu)
+    wanted = wish.request.gpus
     sets = [
-        sorted(group, key=lambda gpu: len(gpu.residents))[: request.gpus]
+        sorted(group, key=lambda gpu: rank([gpu], end_of, now))[:wanted]
         for group in groups.values()
-        if len(group) >= request.gpus
+        if len(group) >= wanted
     ]
     if not sets:
-        return {}
-    best = min(sets, key=lambda group: sum(len(gpu.residents) for gpu in group))
+        return None
+    best = min(sets, key=lambda some: rank(some, end_of, now))
+    return Reservation(wish.job_id, tuple(gpu.gpu_id for gpu in best))
+
+
+def renewed(old: Reservation, wish: Wish, gpus: Sequence[GpuView], end_of: EndOf, now: float) -> Reservation | None:
+    """Return the reservation a job has from now on; None when it can have none any more.
+
+    Args:
+        old: The one it had.
+        wish: As for ``reserve``.
+        gpus: As for ``reserve``.
+        end_of: As for ``reserve``.
+        now: Unix seconds.
+    """
+    new = reserve(wish, gpus, end_of, now)
+    kept = [gpu for gpu in gpus if gpu.gpu_id in old.gpu_ids and wish.could_have(gpu)]
+    if new is None or len(kept) < wish.request.gpus:
+        return new
+    other = [gpu for gpu in gpus if gpu.gpu_id in new.gpu_ids]
+    (end, residents), (other_end, others) = rank(kept, end_of, now), rank(other, end_of, now)
+    return replace(new, starts_by=old.starts_by) if others < residents and other_end <= end else old
+
+
+def rank(gpus: Sequence[GpuView], end_of: EndOf, now: float) -> tuple[float, int]:
+    """Return when these GPUs are expected to be empty, and how many jobs are on them."""
+    return max(free_at(gpu, end_of, now) for gpu in gpus), sum(len(gpu.residents) for gpu in gpus)
+
+
+def hold(reservation: Reservation, job: Job, gpus: Sequence[GpuView], end_of: EndOf, now: float) -> Held:
+    """Return what is held for the job now, with what it is promised."""
+    views = [gpu for gpu in gpus if gpu.gpu_id in reservation.gpu_ids]
+    expected = max(free_at(gpu, end_of, now) for gpu in views)
+    promised = min(expected, math.inf if reservation.starts_by is None else reservation.starts_by)
     note = f"held for job {job.spec.job_id}, which has waited {now - job.queued_at:.0f} s"
-    return {gpu.gpu_id: note for gpu in best}
+    if math.isinf(promised):
+        return Held(reservation, note)
+    gone = {gpu.gpu_id: max((_latest(r.job_id, end_of) for r in gpu.residents), default=now) for gpu in views}
+    open_until = {gpu_id: promised for gpu_id, at in gone.items() if at <= promised and now < promised}
+    return Held(replace(reservation, starts_by=promised), note, open_until)
 
 
-def idle_gpus(gpus: Sequence[GpuView], held: Mapping[str, str]) -> list[GpuView]:
+def free_at(gpu: GpuView, end_of: EndOf, now: float) -> float:
+    """Return when the GPU is expected to be empty, Unix seconds; infinity when nobody knows."""
+    ends = [end_of(resident.job_id) for resident in gpu.residents]
+    return max((math.inf if end is None else end[0] for end in ends), default=now)
+
+
+def _latest(job_id: str, end_of: EndOf) -> float:
+    end = end_of(job_id)
+    return math.inf if end is None else end[1]
+
+
+def idle_gpus(gpus: Sequence[GpuView], held: Held) -> list[GpuView]:
     """Return the GPUs that carry nothing and would take something."""
     return [gpu for gpu in gpus if gpu.schedulable and not gpu.residents and gpu.gpu_id not in held]
 

@@ -1,0 +1,100 @@
+"""What tenants and queues may still start: limits on the GPUs their jobs hold and on how many jobs hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from cotenant.configs.settings import AccountSettings, Settings
+from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request
+from cotenant.scheduler.core.accounts import KINDS, Accounts, Kind, asked_of, name_of, terms_of
+from cotenant.scheduler.core.model import Hints
+
+TOLERANCE = 1e-9
+_Key = tuple[Kind, str]
+
+
+@dataclass(slots=True)
+class _Held:
+    gpus: float
+    jobs: int
+
+
+@dataclass(slots=True)
+class Quotas:
+    """What the accounts hold during one proposal: grows with what is placed in it.
+
+    Args:
+        accounts: What they hold now; not changed.
+        settings: The limits, and how jobs are packed.
+        gpus: All GPUs.
+    """
+
+    accounts: Accounts
+    settings: Settings
+    gpus: Sequence[GpuView]
+    _sizes: list[GpuView] | None = None
+    _held: dict[_Key, _Held] = field(default_factory=dict)
+
+    def refusal(self, request: Request, hints: Hints) -> NoFit | None:
+        """Return why the job's tenant or queue may not start it now; None when it may."""
+        errors: list[FitError] = []
+        for kind, name, terms in self._limited(hints):
+            held = self._of(kind, name)
+            if terms.most_jobs is not None and held.jobs >= terms.most_jobs:
+                detail = f"{kind} {name} runs {held.jobs} of {terms.most_jobs} jobs"
+                errors.append(FitError("quota_jobs", None, held.jobs + 1, terms.most_jobs, detail=detail))
+            if terms.most_gpus is None:
+                continue
+            asked = request.gpus * min(self._asked(request), default=0.0)
+            never = asked > terms.most_gpus + TOLERANCE
+            if never or held.gpus + asked > terms.most_gpus + TOLERANCE:
+                detail = f"{kind} {name} holds {held.gpus:.2f} of {terms.most_gpus:g} GPUs, the job takes {asked:.2f}"
+                errors.append(FitError("quota_gpus", None, asked, terms.most_gpus - held.gpus, never, detail))
+        return NoFit(request.job_id, tuple(errors), any(error.never for error in errors)) if errors else None
+
+    def within(self, request: Request, hints: Hints, gpus: Sequence[GpuView]) -> Sequence[GpuView]:
+        """Return the GPUs with those closed on which the job would hold more than it may."""
+        rooms = [
+            terms.most_gpus - self._of(kind, name).gpus
+            for kind, name, terms in self._limited(hints)
+            if terms.most_gpus is not None
+        ]
+        if not rooms:
+            return gpus
+        most, placement = min(rooms) / request.gpus + TOLERANCE, self.settings.placement
+        if max(self._asked(request), default=0.0) <= most:
+            return gpus
+        return [gpu if asked_of(request, gpu, placement) <= most else replace(gpu, schedulable=False) for gpu in gpus]
+
+    def take(self, request: Request, hints: Hints, placement: Placement) -> None:
+        """Count a placement."""
+        limited = list(self._limited(hints))
+        if not limited:
+            return
+        chosen = {share.gpu_id for share in placement.shares}
+        asked = sum(asked_of(request, gpu, self.settings.placement) for gpu in self.gpus if gpu.gpu_id in chosen)
+        for kind, name, _ in limited:
+            held = self._of(kind, name)
+            held.gpus += asked
+            held.jobs += 1
+
+    def _asked(self, request: Request) -> list[float]:
+        """Return what the job would hold of a GPU of each size that there is."""
+        if self._sizes is None:
+            self._sizes = list({gpu.memory_bytes: gpu for gpu in self.gpus}.values())
+        return [asked_of(request, gpu, self.settings.placement) for gpu in self._sizes]
+
+    def _limited(self, hints: Hints) -> Iterator[tuple[Kind, str, AccountSettings]]:
+        for kind in KINDS:
+            name = name_of(hints, kind)
+            terms = terms_of(self.settings.scheduling, kind, name)
+            if terms.most_gpus is not None or terms.most_jobs is not None:
+                yield kind, name, terms
+
+    def _of(self, kind: Kind, name: str) -> _Held:
+        held = self._held.get((kind, name))
+        if held is None:
+            account = self.accounts.by_kind[kind].get(name)
+            held = self._held[kind, name] = _Held(account.held, account.jobs) if account else _Held(0.0, 0)
+        return held
