@@ -3,19 +3,23 @@
 One job after the other is fair to the order of the queue, but the first one takes the partner that the second one
 needed, and the last one is left alone. Nobody of the batch has started yet, so nothing is lost by changing places: from
 what was found one by one, the best single change is made, again and again, while there is one. Changes are: a job that
-waits takes the place of another that can go elsewhere, two jobs swap GPUs, one job moves.
+waits takes the place of another that can go elsewhere (or that can, once a third has gone elsewhere), two jobs swap
+GPUs, one job moves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+import numpy as np
 
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction, predict_sets
 from cotenant.placement.constraints import basic_error, with_hinted_profile
+from cotenant.placement.fleet import Fleet
 from cotenant.placement.objective import cautious, packing_saving, score, slowness
 from cotenant.placement.shares import TOLERANCE, floor_of, memory_need
 from cotenant.placement.statement import Statement, resident_of
@@ -51,6 +55,8 @@ def rearrange(
     before: Statement,
     placed: Sequence[tuple[Request, Placement]],
     waiting: Sequence[Request],
+    *,
+    fixed: Collection[str] = (),
     predictor: InterferencePredictor,
     settings: PlacementSettings,
 ) -> list[tuple[Request, Placement]] | None:
@@ -62,6 +68,7 @@ def rearrange(
         placed: The jobs with their placements, in the order they were found in. Those of several GPUs, those that do
             not share and those nothing is known of stay where they are, and so does whoever is beside them.
         waiting: Jobs that found no place, in order of the queue.
+        fixed: Ids of jobs that must not change places, since not every GPU is open to them.
         predictor: Predicts how jobs on one GPU slow each other down.
         settings: How jobs are packed.
 
@@ -69,16 +76,15 @@ def rearrange(
         All jobs that have a place now, in an order in which each placement rests on those before it; None when nothing
         is better.
     """
-    still = [each for each in placed if not _movable(each[0])]
+    still = [each for each in placed if each[0].job_id in fixed or not _movable(each[0])]
     taken = {share.gpu_id for _, placement in still for share in placement.shares}
-    moving = [each for each in placed if _movable(each[0]) and each[1].shares[0].gpu_id not in taken][:MOST_JOBS]
-    trying = [request for request in waiting if _movable(request)][:MOST_WAITING]
+    moving = [each for each in placed if each not in still and each[1].shares[0].gpu_id not in taken][:MOST_JOBS]
+    trying = [request for request in waiting if request.job_id not in fixed and _movable(request)][:MOST_WAITING]
     used = list(dict.fromkeys(placement.shares[0].gpu_id for _, placement in moving))
-    full = taken | {placement.shares[0].gpu_id for _, placement in placed}
-    spare = [gpu.gpu_id for gpu in before.fleet if gpu.schedulable and not gpu.residents and gpu.gpu_id not in full]
     if len(moving) + len(trying) < 2 or not used:
         return None
-    gpus = [before.fleet[before.fleet.position(gpu_id)] for gpu_id in (*used, *spare[:SPARE_GPUS])]
+    gpus = [before.fleet[before.fleet.position(gpu_id)] for gpu_id in used]
+    gpus.extend(_spare(before.fleet, {share.gpu_id for _, placement in placed for share in placement.shares}))
     rows = {gpu.gpu_id: row for row, gpu in enumerate(gpus)}
     jobs = [*(request for request, _ in moving), *trying]
     crews = [frozenset[int]()] * len(gpus)
@@ -91,6 +97,12 @@ def rearrange(
     kept = [each for each in placed if each[0].job_id not in moved]
     again = _placed_again(policy, batch)
     return None if again is None else [*kept, *again]
+
+
+def _spare(fleet: Fleet, used: Collection[str]) -> list[GpuView]:
+    """Return a few of the GPUs that are empty and stay so."""
+    empty = np.flatnonzero((fleet.crowd == 0) & fleet.schedulable)[: SPARE_GPUS + len(used)].tolist()
+    return [fleet[place] for place in empty if fleet[place].gpu_id not in used][:SPARE_GPUS]
 
 
 def _movable(request: Request) -> bool:
@@ -114,10 +126,10 @@ def _placed_again(policy: PlacesOne, batch: Batch) -> list[tuple[Request, Placem
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """New crews of one or two or three GPUs; ``places`` is the number of jobs placed more than before."""
+    """New crews of one or two or three GPUs; ``bonus`` counts for a job that gets a place."""
 
     crews: Mapping[int, _Crew]
-    places: int = 0
+    bonus: float = 0.0
 
 
 @dataclass(slots=True)
@@ -147,9 +159,10 @@ class Batch:
             self._weigh({(gpu, crew) for change in changes for gpu, crew in change.crews.items()})
             gains = [self._gain(change) for change in changes]
             best = max(range(len(changes)), key=lambda i: (gains[i], -i), default=None)
-            if best is None or gains[best] <= TOLERANCE:
+            change = changes[best] if best is not None and gains[best] > TOLERANCE else self._chain()
+            if change is None:
                 break
-            for gpu, crew in changes[best].crews.items():
+            for gpu, crew in change.crews.items():
                 self.crews[gpu] = crew
             placed = frozenset[int]().union(*self.crews)
             self.waiting = [job for job in self.waiting if job not in placed]
@@ -160,14 +173,15 @@ class Batch:
         """Yield every change that may be an improvement; which are possible turns out when they are weighed."""
         where = {job: gpu for gpu, crew in enumerate(self.crews) for job in crew}
         different = list(self._different())
-        for job in self.waiting[:1]:  # in order of the queue
+        for turn, job in enumerate(self.waiting):
+            bonus = PLACING_IS_WORTH * (1.0 - 0.01 * turn)
             for gpu in different:
-                yield _Change({gpu: self.crews[gpu] | {job}}, 1)
+                yield _Change({gpu: self.crews[gpu] | {job}}, bonus)
             for other, gpu in where.items():
                 left = self.crews[gpu] - {other} | {job}
                 for to in different:
                     if to != gpu:
-                        yield _Change({gpu: left, to: self.crews[to] | {other}}, 1)
+                        yield _Change({gpu: left, to: self.crews[to] | {other}}, bonus)
         for job, gpu in where.items():
             for to in different:
                 if to != gpu:
@@ -175,6 +189,35 @@ class Batch:
             for other, to in where.items():
                 if job < other and gpu != to:
                     yield _Change({gpu: self.crews[gpu] - {job} | {other}, to: self.crews[to] - {other} | {job}})
+
+    def _chain(self) -> _Change | None:
+        """Return how a job that waits can be placed when two others make room one after the other; None when not.
+
+        The job takes the place of one, that one the place of a second, and the second goes to a third GPU. Only crews
+        that were weighed already are made up.
+        """
+        where = {job: gpu for gpu, crew in enumerate(self.crews) for job in crew}
+        different = list(self._different())
+        best: tuple[float, _Change] | None = None
+        for job in self.waiting:
+            for first, a in where.items():
+                crew_a = self.crews[a] - {first} | {job}
+                if self._worth.get((a, crew_a), -math.inf) == -math.inf:
+                    continue
+                for second, b in where.items():
+                    crew_b = self.crews[b] - {second} | {first}
+                    if a == b or self._worth.get((b, crew_b), -math.inf) == -math.inf:
+                        continue
+                    for c in different:
+                        if c in {a, b} or (c, self.crews[c] | {second}) not in self._worth:
+                            continue
+                        change = _Change({a: crew_a, b: crew_b, c: self.crews[c] | {second}}, PLACING_IS_WORTH)
+                        gain = self._gain(change)
+                        if gain > TOLERANCE and (best is None or gain > best[0]):
+                            best = gain, change
+            if best is not None:
+                return best[1]
+        return None
 
     def _different(self) -> Iterator[int]:
         """Yield the GPUs, of empty ones of the same kind only the first."""
@@ -192,7 +235,7 @@ class Batch:
         if then == -math.inf:
             return then
         now = math.fsum(self._worth[gpu, self.crews[gpu]] for gpu in change.crews)
-        return change.places * PLACING_IS_WORTH + then - now
+        return change.bonus + then - now
 
     def _weigh(self, wanted: set[tuple[int, _Crew]]) -> None:
         """Find out what these crews are worth on these GPUs: the score, or minus infinity where they may not be."""

@@ -119,7 +119,7 @@ def examine(
     limit = settings.max_jobs_per_gpu if most_jobs is None else most_jobs
     fits, errors = _screened(request, fleet, needs, limit, settings)
     possible = (needs <= fleet.capacity) | (fleet.capacity == 0)
-    if not fits.any():
+    if not np.count_nonzero(fits):
         return Examined(
             fleet, np.array([], dtype=np.int64), needs, np.array([]), np.array([]), {}, {}, errors, possible
         )
@@ -167,7 +167,7 @@ def _screened(
     errors: list[FitError] = []
     for kind, fails, needed, available in tests:
         failing = fits & fails
-        if failing.any():
+        if np.count_nonzero(failing):  # several times as fast as any()
             fits &= ~failing
             errors.append(_error(kind, fleet, np.flatnonzero(failing), needed, available))
     return fits, errors
@@ -187,7 +187,7 @@ def _error(
     asked = needed[places] if isinstance(needed, np.ndarray) else np.full(len(places), needed)
     there = available[places] if isinstance(available, np.ndarray) else np.full(len(places), available)
     near = int(np.abs(asked - there).argmin())
-    varies = bool((asked != asked[0]).any() or (there != there[0]).any())
+    varies = bool(np.count_nonzero(asked != asked[0]) or np.count_nonzero(there != there[0]))
     numbers = asked[near].item(), there[near].item()
     return FitError(kind, fleet[int(places[near])].gpu_id, *numbers, never, count=len(places), varies=varies)
 

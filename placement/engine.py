@@ -19,9 +19,13 @@ from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Reques
 
 
 class PlacementPolicy(Protocol):
-    """Decides which GPUs a job gets. Pure: same input, same answer; nothing is remembered between calls."""
+    """Decides which GPUs a job gets. Pure: same input, same answer; nothing is remembered between calls.
+
+    ``exchanges``: jobs placed in the same cycle may change places (``batch.rearrange``).
+    """
 
     name: str
+    exchanges: bool
 
     def place(
         self,
@@ -51,6 +55,7 @@ class Cotenant:
     """
 
     name = "cotenant"
+    exchanges = True
 
     def place(
         self,
@@ -91,6 +96,7 @@ class Exclusive:
     """One job per GPU, which it gets whole: the GPU whose memory fits tightest."""
 
     name = "exclusive"
+    exchanges = False
 
     def place(
         self,
@@ -115,6 +121,7 @@ class Static:
     """
 
     name = "static"
+    exchanges = False
 
     def place(
         self,

@@ -7,10 +7,12 @@ commands; explanations are the jobs' fit errors).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cotenant.forecasting.types import DemandProfile, InterferencePredictor
+from cotenant.placement.batch import MOST_WAITING, rearrange
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.explain import explain
 from cotenant.placement.statement import Statement
@@ -34,6 +36,7 @@ from cotenant.scheduler.core.waiting import (
     reserve,
 )
 
+MOST_EXCHANGED = 64  # placements of one cycle; beyond, it is long enough as it is
 QUOTA_KINDS = frozenset({"quota_gpus", "quota_jobs"})
 _Ask = tuple[Hints, int | None, DemandProfile | None, str, str | None]
 
@@ -102,6 +105,7 @@ def propose(
     for job in queue:
         if job.spec.job_id != holder:
             proposal.offer(job)
+    proposal.exchange(queue)
     proposal.plan.gpus = proposal.statement.view()
     return proposal.plan
 
@@ -143,6 +147,35 @@ class _Proposal:
             self._waiting_gpus -= job.spec.hints.gpus
         elif not refusal.never and self.plan.held.reservation is None:
             self._hold_for(job)
+
+    def exchange(self, queue: Sequence[Job]) -> None:
+        """Let jobs that were placed in this cycle change places, where that is better for all of them together."""
+        plan, statement = self.plan, self.statement
+        if (
+            not self._policy.exchanges
+            or plan.held.reservation is not None
+            or not 0 < len(plan.placed) <= MOST_EXCHANGED
+        ):
+            return
+        jobs = {job.spec.job_id: job for job in queue}
+        late = (job for job_id, job in jobs.items() if job_id in plan.refused and job_id not in plan.over_quota)
+        waiting = [self._state.request_of(job) for job in itertools.islice(late, MOST_WAITING)]
+        if len(plan.placed) + len(waiting) < 2:
+            return
+        placed = [(self._state.request_of(jobs[each.job_id]), each) for each in plan.placed]
+        fixed = [
+            request.job_id
+            for request in (*waiting, *(request for request, _ in placed))
+            if jobs[request.job_id].spec.pinned_host or self._quotas.limits(jobs[request.job_id].spec.hints)
+        ]
+        statement.rollback()
+        better = rearrange(
+            self._policy, statement, placed, waiting, fixed=fixed, predictor=self._predictor, settings=self._packing
+        )
+        for request, placement in better or placed:
+            statement.place(request, placement)
+            plan.refused.pop(request.job_id, None)
+        plan.placed = [placement for _, placement in better or placed]
 
     def _ask(self, job: Job) -> _Ask:
         # Unmeasured, a job is what its hints say; measured, its program counts too: its pairs may have been.

@@ -85,6 +85,10 @@ class Quotas:
             self._sizes = list({gpu.memory_bytes: gpu for gpu in self.gpus}.values())
         return [asked_of(request, gpu, self.settings.placement) for gpu in self._sizes]
 
+    def limits(self, hints: Hints) -> bool:
+        """Whether any limit on GPUs or jobs applies to such a job."""
+        return any(True for _ in self._limited(hints))
+
     def _limited(self, hints: Hints) -> Iterator[tuple[Kind, str, AccountSettings]]:
         for kind in KINDS:
             name = name_of(hints, kind)

@@ -29,6 +29,7 @@ class Refusing:
     """A policy that takes nothing, or everything on the first GPU, and counts how often it is asked."""
 
     name = "refusing"
+    exchanges = False
 
     def __init__(self, *, greedy: bool = False) -> None:
         self.greedy = greedy
