@@ -47,8 +47,8 @@ class UtilisationRule:
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
         """Return one prediction per member, in order. Pure: same input, same output."""
         utils = [_demand(member) for member in members]
-        if len(utils) == 1:
-            return [ThroughputPrediction(1.0, 1.0, 1.0, "alone on the GPU")]
+        if len(utils) < 2:
+            return [ThroughputPrediction(1.0, 1.0, 1.0, "alone on the GPU")] * len(utils)
         total = math.fsum(utils)
         reason = f"sum of utilisations {total:.2f}"
         if any(member.source == "unknown" for member in members):

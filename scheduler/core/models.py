@@ -13,9 +13,9 @@ from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction, predict_sets
 from cotenant.forecasting.windows import MOST_BYTES
 
-REMEMBERED = 100_000  # answers
+REMEMBERED = 100_000  # answers, and profiles
 
-_Question = tuple[str, tuple[DemandProfile, ...]]
+_Question = tuple[str | int, ...]  # GPU type, numbers of profiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +71,8 @@ class GuardedInterference:
         self._primary = primary
         self._rule = UtilisationRule()
         self._answers: dict[_Question, Sequence[ThroughputPrediction]] = {}
+        self._numbers: dict[DemandProfile, int] = {}
+        self._places: dict[DemandProfile, int] = {}
 
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
         """See ``InterferencePredictor``."""
@@ -80,15 +82,23 @@ class GuardedInterference:
         self, candidates: Sequence[Sequence[DemandProfile]], gpu_type: str
     ) -> list[Sequence[ThroughputPrediction]]:
         """See ``BatchInterferencePredictor``. What was answered before is not asked again."""
-        questions: list[_Question] = [(gpu_type, tuple(map(_rounded, members))) for members in candidates]
-        new = list(dict.fromkeys(each for each in questions if each not in self._answers))
-        answers = self._ask([members for _, members in new], gpu_type) if new else []
+        if len(self._numbers) > REMEMBERED or len(self._answers) > REMEMBERED:
+            self._numbers, self._places, self._answers = {}, {}, {}
+        questions: list[_Question] = [(gpu_type, *map(self._known, members)) for members in candidates]
+        new = {each: members for each, members in zip(questions, candidates, strict=True) if each not in self._answers}
+        asked = [tuple(map(_rounded, members)) for members in new.values()]
+        answers = self._ask(asked, gpu_type) if new else []
         fresh = dict(zip(new, answers, strict=True))
         found = [fresh[each] if each in fresh else self._answers[each] for each in questions]
         self._answers.update(fresh)
-        while len(self._answers) > REMEMBERED:
-            del self._answers[next(iter(self._answers))]
         return found
+
+    def _known(self, profile: DemandProfile) -> int:
+        """The number of a profile: those that round to the same have the same."""
+        number = self._numbers.get(profile)
+        if number is None:
+            number = self._numbers[profile] = self._places.setdefault(_rounded(profile), len(self._places))
+        return number
 
     def _ask(
         self, candidates: Sequence[tuple[DemandProfile, ...]], gpu_type: str

@@ -15,6 +15,7 @@ from cotenant.forecasting.interference.evidence import KEPT_SETS, REMEMBERED_S, 
 from cotenant.forecasting.interference.learned import LearnedInterference
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction, predict_sets
+from cotenant.scheduler.core import models as models_module
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import Event, EvidenceGathered, ModelsChanged, Tick
 from cotenant.scheduler.core.models import GuardedInterference, Models, only
@@ -207,3 +208,14 @@ def test_no_number_in_a_profile_stops_a_prediction(value: float, memory: int | N
     for predictor in (LearnedInterference({}), UtilisationRule()):
         for answer in GuardedInterference(predictor).predict([odd, job("b")], "x"):
             assert 0.0 < answer.low <= answer.mid <= answer.high <= 1.0
+
+
+def test_what_is_remembered_is_bounded_and_forgetting_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = GuardedInterference(UtilisationRule())
+    sets = [[job(f"a{k}", k / 50.0), job("b")] for k in range(50)]
+    before = guarded.predict_many(sets, "x")
+    monkeypatch.setattr(models_module, "REMEMBERED", 10)
+    for k, each in enumerate(sets):
+        assert guarded.predict(each, "x") == before[k]
+    assert len(guarded._answers) <= 11
+    assert UtilisationRule().predict([], "x") == []
