@@ -28,7 +28,7 @@ class PlacementSettings(_Section):
     static_slots: Annotated[int, Field(ge=1, le=16, strict=True)] = 2
     profile_s: Seconds = 5.0
     memory_margin: Annotated[float, Field(ge=0.0, le=1.0, strict=True)] = 0.10
-    confidence: Annotated[float, Field(ge=0.5, le=0.95, strict=True)] = 0.5
+    confidence: Annotated[float, Field(ge=0.5, le=0.95, strict=True)] = 0.7
     speeds: Mapping[GpuType, Annotated[float, Field(gt=0.0, strict=True)]] = {}
 
 
