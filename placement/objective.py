@@ -35,18 +35,19 @@ def packing_saving(throughputs: Sequence[float]) -> float:
 
 
 def mean_slowdown(throughputs: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """Return the weighted mean of s - 1 = 1/n - 1 over the jobs (0 = nobody is slowed down; 0.0 for no job).
+    """Return the mean of w * (s - 1) = w * (1/n - 1) over the jobs (0 = nobody is slowed down; 0.0 for no job).
+
+    The weights are not divided by their sum: beside an important job, what a newcomer itself loses would count less.
 
     Args:
         throughputs: Normalised throughput n > 0 of every job on the GPU.
-        weights: Priority weight > 0 of each; None = all alike.
+        weights: Priority weight w > 0 of each, 1 for a normal job; None = 1 for all.
     """
     if not throughputs:
         return 0.0
-    if weights is None:
-        return math.fsum(1.0 / n - 1.0 for n in throughputs) / len(throughputs)
-    lost = math.fsum(weight * (1.0 / n - 1.0) for n, weight in zip(throughputs, weights, strict=True))
-    return lost / math.fsum(weights)
+    counted = (1.0,) * len(throughputs) if weights is None else weights
+    lost = math.fsum(weight * (1.0 / n - 1.0) for n, weight in zip(throughputs, counted, strict=True))
+    return lost / len(throughputs)
 
 
 def score(throughputs: Sequence[float], bias: float, weights: Sequence[float] | None = None) -> float:
