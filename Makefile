@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: run test check bench colocation docs clean lock venv
+.PHONY: run test check bench colocation models docs clean lock venv
 
 run: venv  ## the demo: real jobs share devices; about five minutes; build/demo/report.html
 	$(BIN)/python examples/demo.py --out build/demo
 
 test: check  ## everything that gates a commit: check, then unit, contract and cluster tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/unit
+	$(BIN)/python -m pytest -q tests/contract tests/cluster
 
 check: venv  ## lint, formatting, types, walls between the rooms
 	$(BIN)/ruff check .
@@ -27,6 +28,10 @@ bench: venv  ## all benchmarks, about half an hour; tables on the terminal, JSON
 
 colocation: venv  ## measure how workloads share a device of this machine; 40 minutes, idle machine; resumable
 	$(BIN)/python -m benchmarks.colocation --device cpu --out build/colocation/cpu
+
+models: venv  ## fit the models that ship to the measurements that ship
+	$(BIN)/cotenant train interference cpu --ship
+	$(BIN)/cotenant train coldstart cpu --ship
 
 docs: venv  ## regenerate the documents that are made from code (OpenAPI)
 	$(BIN)/python -m cotenant.dashboards.openapi
