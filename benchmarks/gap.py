@@ -21,6 +21,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from cotenant.configs.settings import PlacementSettings
 from cotenant.placement.batch import PLACING_IS_WORTH, rearrange
 from cotenant.placement.engine import policy
+from cotenant.placement.fleet import Fleet
 from cotenant.placement.objective import packing_saving, score
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import GpuView, Placement, Request
@@ -75,7 +76,7 @@ def ours(
         else:
             waiting.append(job)
     if batch:
-        placed = rearrange(engine, Statement(gpus), placed, waiting, predictor=pairs, settings=settings) or placed
+        placed = rearrange(engine, Fleet(gpus), placed, waiting, predictor=pairs, settings=settings) or placed
     seconds = time.process_time() - begun
     carried: dict[str, list[Request]] = {}
     for job, answer in placed:

@@ -18,6 +18,7 @@ from own_pairs import GPU_TYPE, OwnPairs, load
 from cotenant.configs.settings import PlacementSettings
 from cotenant.placement.batch import rearrange
 from cotenant.placement.engine import policy
+from cotenant.placement.fleet import Fleet
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import GpuView, Placement, Request
 
@@ -65,7 +66,7 @@ def packed(pairs: OwnPairs, names: Sequence[str], bias: float, limit: float, mos
             raise RuntimeError(f"job {job.job_id} found no place on as many GPUs as there are jobs")
         statement.place(job, answer)
         placed.append((job, answer))
-    placed = rearrange(engine, Statement(gpus), placed, (), predictor=pairs, settings=settings) or placed
+    placed = rearrange(engine, Fleet(gpus), placed, (), predictor=pairs, settings=settings) or placed
     carried: dict[str, list[str]] = {}
     for job, answer in placed:
         carried.setdefault(answer.shares[0].gpu_id, []).append(job.profile.fingerprint)

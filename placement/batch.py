@@ -52,7 +52,7 @@ class PlacesOne(Protocol):
 
 def rearrange(
     policy: PlacesOne,
-    before: Statement,
+    before: Fleet,
     placed: Sequence[tuple[Request, Placement]],
     waiting: Sequence[Request],
     *,
@@ -83,8 +83,8 @@ def rearrange(
     used = list(dict.fromkeys(placement.shares[0].gpu_id for _, placement in moving))
     if len(moving) + len(trying) < 2 or not used:
         return None
-    gpus = [before.fleet[before.fleet.position(gpu_id)] for gpu_id in used]
-    gpus.extend(_spare(before.fleet, {share.gpu_id for _, placement in placed for share in placement.shares}))
+    gpus = [before[before.position(gpu_id)] for gpu_id in used]
+    gpus.extend(_spare(before, {share.gpu_id for _, placement in placed for share in placement.shares}))
     rows = {gpu.gpu_id: row for row, gpu in enumerate(gpus)}
     jobs = [*(request for request, _ in moving), *trying]
     crews = [frozenset[int]()] * len(gpus)

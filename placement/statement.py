@@ -17,17 +17,22 @@ class Statement:
     """
 
     def __init__(self, gpus: Iterable[GpuView]) -> None:
-        self._fleet = gpus if isinstance(gpus, Fleet) else Fleet(gpus)
+        self._fleet = gpus if isinstance(gpus, Fleet) else None
+        self._views = gpus.views if isinstance(gpus, Fleet) else list(gpus)
+        self._places = {gpu.gpu_id: place for place, gpu in enumerate(self._views)}
         self._undo: list[list[GpuView]] = []
 
     @property
     def fleet(self) -> Fleet:
         """All GPUs as they are now; changes with every further step. Only to be read."""
+        if self._fleet is None:
+            self._fleet = Fleet(self._views)
+            self._views = self._fleet.views
         return self._fleet
 
     def view(self) -> tuple[GpuView, ...]:
         """Return all GPUs as they would be now, in the order of the snapshot."""
-        return tuple(self._fleet.views)
+        return tuple(self._views)
 
     def place(self, request: Request, placement: Placement) -> None:
         """Add the job to the GPUs of the placement and apply what its neighbours give up.
@@ -38,7 +43,7 @@ class Statement:
         """
         changed: list[GpuView] = []
         for share in placement.shares:
-            gpu = self._fleet[self._fleet.position(share.gpu_id)]
+            gpu = self._views[self._places[share.gpu_id]]
             if any(resident.job_id == request.job_id for resident in gpu.residents):
                 raise ValueError(f"job {request.job_id!r} already holds a share of GPU {share.gpu_id!r}")
             squeezed = {job_id: new for job_id, new in placement.squeezed if new.gpu_id == share.gpu_id}
@@ -50,7 +55,7 @@ class Statement:
         """Take the job off every GPU and return the shares it held (empty when it held none)."""
         changed: list[GpuView] = []
         freed: list[Share] = []
-        for gpu in self._fleet:
+        for gpu in self._views:
             kept = tuple(resident for resident in gpu.residents if resident.job_id != job_id)
             if len(kept) < len(gpu.residents):
                 freed.extend(resident.share for resident in gpu.residents if resident.job_id == job_id)
@@ -71,13 +76,18 @@ class Statement:
         if not 0 <= mark <= len(self._undo):
             raise ValueError(f"mark: {mark} is not accepted; give a mark from checkpoint(), 0 to {len(self._undo)}")
         while len(self._undo) > mark:
-            for view in self._undo.pop():
-                self._fleet.put(view)
+            self._put(self._undo.pop())
 
     def _apply(self, changed: list[GpuView]) -> None:
-        self._undo.append([self._fleet[self._fleet.position(view.gpu_id)] for view in changed])
+        self._undo.append([self._views[self._places[view.gpu_id]] for view in changed])
+        self._put(changed)
+
+    def _put(self, changed: list[GpuView]) -> None:
         for view in changed:
-            self._fleet.put(view)
+            if self._fleet is None:
+                self._views[self._places[view.gpu_id]] = view
+            else:
+                self._fleet.put(view)
 
 
 def resident_of(request: Request, share: Share) -> Resident:

@@ -169,8 +169,9 @@ class _Proposal:
             if jobs[request.job_id].spec.pinned_host or self._quotas.limits(jobs[request.job_id].spec.hints)
         ]
         statement.rollback()
+        self._show(share.gpu_id for each in plan.placed for share in each.shares)
         better = rearrange(
-            self._policy, statement, placed, waiting, fixed=fixed, predictor=self._predictor, settings=self._packing
+            self._policy, self._fleet, placed, waiting, fixed=fixed, predictor=self._predictor, settings=self._packing
         )
         for request, placement in better or placed:
             statement.place(request, placement)

@@ -14,6 +14,7 @@ from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.types import UNKNOWN_PROFILE
 from cotenant.placement.batch import rearrange
 from cotenant.placement.engine import policy
+from cotenant.placement.fleet import Fleet
 from cotenant.placement.objective import score
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import GpuView, Placement, Request
@@ -41,7 +42,7 @@ def together(
     cluster: Sequence[GpuView], jobs: Sequence[Request], fixed: Sequence[str] = ()
 ) -> list[tuple[Request, Placement]] | None:
     placed, waiting = one_by_one(cluster, jobs)
-    return rearrange(ENGINE, Statement(cluster), placed, waiting, fixed=fixed, predictor=RULE, settings=TWO)
+    return rearrange(ENGINE, Fleet(cluster), placed, waiting, fixed=fixed, predictor=RULE, settings=TWO)
 
 
 def crews(placed: Sequence[tuple[Request, Placement]]) -> dict[str, set[str]]:
