@@ -235,7 +235,9 @@ class State:
 
         At the latest: as slowed down as it accepts from now on. A job that is only about to start starts now.
         """
-        job, now = self.jobs[job_id], self.now
+        job, now = self.jobs.get(job_id), self.now
+        if job is None:  # only imagined, by a what-if
+            return None
         if job.state is JobState.STOPPING:
             return now, now
         progress = self.progress.get(job_id)
@@ -429,7 +431,7 @@ class State:
         for gpu_id in after - before:
             self.on_gpu.setdefault(gpu_id, set()).add(job_id)
         seen = old is not None and old.lease is job.lease and old.profile is job.profile
-        if not seen:
+        if not seen or (old is not None and old.state is not job.state):
             self._account(job)
         if not seen or (old is not None and old.urgency != job.urgency):
             for gpu_id in before | after:
