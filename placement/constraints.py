@@ -15,7 +15,7 @@ from cotenant.placement.objective import cautious, packing_saving, score, slowne
 from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_needs
 from cotenant.placement.types import FitError, FitErrorKind, GpuView, NoFit, Request
 
-MOST_PREDICTED = 256  # shared GPUs that one decision looks at closely: predicting thousands would take too long
+MOST_PREDICTED = 128  # shared GPUs that one decision looks at closely: predicting thousands would take too long
 
 
 @dataclass(frozen=True, slots=True)
