@@ -106,9 +106,8 @@ class Accounts:
             account = accounts[name] = Account(at=now)
             if len(accounts) > KEPT_ACCOUNTS:
                 idle = [(each.used_at(now, half_life_s), other) for other, each in accounts.items() if not busy(each)]
-                for _, other in sorted(idle)[: len(accounts) - KEPT_ACCOUNTS]:
-                    if other != name:
-                        del accounts[other]
+                for _, other in sorted(each for each in idle if each[1] != name)[: len(accounts) - KEPT_ACCOUNTS]:
+                    del accounts[other]
         return account
 
     def factors(self, settings: SchedulingSettings, now: float) -> dict[Kind, dict[str, float]]:

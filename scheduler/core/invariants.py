@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 
 from cotenant.placement.types import GpuView
+from cotenant.scheduler.core.accounts import held_of, name_of
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.state import InvariantViolation, State
 from cotenant.scheduler.core.transitions import HISTORY_LENGTH, TRANSITIONS, story
@@ -24,7 +25,7 @@ def check(state: State) -> None:
     * A job has an ending exactly while it is STOPPING.
     * Its history is a path through the transition table that ends in its present state.
     * No job waits for more than ``MAX_OVERLOOKED_CYCLES`` cycles beside an idle GPU that fits it.
-    * The indices say what the records say.
+    * The indices, and what tenants and queues are counted to hold, say what the records say.
 
     That a terminal state never changes and that epochs never go backwards is checked by ``State.put``.
 
@@ -87,13 +88,15 @@ def _check_job(job: Job) -> None:
 
 def _check_indices(state: State) -> None:
     jobs = state.jobs.values()
+    _check_accounts(state)
     want = {
         "queued": {job.spec.job_id for job in jobs if job.state is JobState.QUEUED},
         "pending": {job.spec.job_id for job in jobs if job.state is JobState.PENDING},
         "leased": {job.spec.job_id for job in jobs if job.lease is not None},
         "delayed": {job.spec.job_id for job in jobs if job.state is JobState.QUEUED and job.not_before > 0.0},
+        "dated": {job.spec.job_id for job in jobs if job.lease is not None and job.spec.hints.deadline_s is not None},
     }
-    have = {"queued": state.queued, "pending": state.pending, "leased": state.leased, "delayed": state.delayed}
+    have = {name: getattr(state, name) for name in want}
     for name, ids in want.items():
         if have[name] != ids:
             raise InvariantViolation(f"index {name!r} is off by {sorted(have[name] ^ ids)}")
@@ -103,6 +106,23 @@ def _check_indices(state: State) -> None:
             on_gpu.setdefault(share.gpu_id, set()).add(job.spec.job_id)
     if {gpu_id: ids for gpu_id, ids in state.on_gpu.items() if ids} != on_gpu:
         raise InvariantViolation(f"index 'on_gpu' says {state.on_gpu}, the leases say {on_gpu}")
+
+
+def _check_accounts(state: State) -> None:
+    for kind, accounts in state.accounts.by_kind.items():
+        counts: dict[str, tuple[float, int, int]] = {}
+        for job in state.jobs.values():
+            if not job.state.terminal:
+                name = name_of(job.spec.hints, kind)
+                held, jobs, waiting = counts.get(name, (0.0, 0, 0))
+                leased = job.lease is not None
+                counts[name] = (held + held_of(job, state.gpus), jobs + leased, waiting + (not leased))
+        for name, account in accounts.items():
+            want = counts.pop(name, (0.0, 0, 0))
+            if (account.held, account.jobs, account.waiting) != want:
+                raise InvariantViolation(f"{kind} {name} is counted as {account}, its jobs say {want}")
+        if counts:
+            raise InvariantViolation(f"no account of {kind} {sorted(counts)}")
 
 
 def _violation(job: Job, what: str) -> InvariantViolation:

@@ -207,10 +207,14 @@ def _slowdown(job: JobView) -> str:
 
 
 def _where(job: JobView) -> str:
-    """Return a job's shares and, of a running one, what cannot be held; of all others why they are in their state."""
+    """Return a job's shares and, of a running one, what cannot be held; of all others why they wait or have ended.
+
+    A deadline is told too.
+    """
     controls = job.usage.controls if job.usage else ""
-    told = controls if job.state == "RUNNING" and job.shares else job.reason
-    return ": ".join(part for part in (_shares(job.shares) if job.shares else "", told) if part) or "-"
+    told = controls if job.state == "RUNNING" and job.shares else job.waits or job.reason
+    where = ": ".join(part for part in (_shares(job.shares) if job.shares else "", told) if part)
+    return "; ".join(part for part in (where, job.deadline) if part) or "-"
 
 
 def gpus(views: Sequence[GpuView]) -> RenderableType:

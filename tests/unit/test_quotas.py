@@ -1,0 +1,136 @@
+"""Limits of tenants and queues: what they refuse, and what people are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduling import GIB, Driver, half, host, settings, spec
+
+from cotenant.configs.settings import AccountSettings, PlacementSettings, ResizeSettings, SchedulingSettings, Settings
+from cotenant.scheduler.core import queries
+from cotenant.scheduler.core.events import JobExited, SettingsChanged
+from cotenant.scheduler.errors import HintError
+from cotenant.scheduler.specs import check_queue
+
+
+def limited(**rules: Any) -> Settings:
+    return settings().model_copy(update={"scheduling": SchedulingSettings(**rules)})
+
+
+def of_tenant(job_id: str, tenant: str = "ml", **hints: Any) -> Any:
+    return half(job_id, tenant=tenant, **({"gpu_memory": GIB, "compute": 0.5} | hints))
+
+
+def started(driver: Driver) -> set[str]:
+    return {job_id for job_id, job in driver.core.state.jobs.items() if job.lease is not None}
+
+
+@pytest.mark.parametrize(
+    ("rules", "hints", "told"),
+    [
+        (
+            {"tenants": {"ml": AccountSettings(most_gpus=1.2)}},
+            {},
+            "tenant ml holds 1.00 of 1.2 GPUs, the job takes 0.50",
+        ),
+        ({"tenants": {"ml": AccountSettings(most_jobs=2)}}, {}, "tenant ml runs 2 of 2 jobs"),
+        ({"other_tenants": AccountSettings(most_jobs=2)}, {}, "tenant ml runs 2 of 2 jobs"),
+        (
+            {"queues": {"night": AccountSettings(most_gpus=1)}},
+            {"queue": "night"},
+            "queue night holds 1.00 of 1 GPUs, the job takes 0.50",
+        ),
+        ({"other_queues": AccountSettings(most_jobs=2)}, {}, "queue default runs 2 of 2 jobs"),
+    ],
+)
+def test_a_limit_refuses_and_says_so(rules: dict[str, Any], hints: dict[str, Any], told: str) -> None:
+    driver = Driver(host(gpus=4), configured=limited(**rules))
+    driver.submit(*(of_tenant(name, **hints) for name in "abc"))
+    assert started(driver) == {"a", "b"}
+    explained = queries.explain(driver.core.state, "c", driver.now)
+    assert explained.summary == f"waits: {told}"
+    assert explained.would_help == ["wait for one of these jobs to end, or have an administrator raise the limit"]
+    assert queries.job(driver.core.state, "c").waits == told
+    planned = queries.plan(driver.core, [of_tenant("d", **hints)], now=driver.now).jobs[0]
+    assert (planned.placeable, planned.explanation) == ("later", told)
+    driver.do(JobExited("a", 1, "h1", 0))
+    assert started(driver) == {"b", "c"}
+
+
+def test_others_pass_and_get_no_smaller_places_because_of_those_that_may_not_start() -> None:
+    driver = Driver(host(gpus=4), configured=limited(tenants={"ml": AccountSettings(most_jobs=1)}))
+    driver.submit(*(of_tenant(f"m{number}", priority="high") for number in range(5)), of_tenant("x", "other"))
+    assert started(driver) == {"m0", "x"}
+    assert driver.job("m0").lease.shares[0].gpu_id != driver.job("x").lease.shares[0].gpu_id  # type: ignore[union-attr]
+
+
+def test_a_job_larger_than_its_limit_fails_at_once() -> None:
+    driver = Driver(host(gpus=4), configured=limited(tenants={"ml": AccountSettings(most_gpus=1.5)}))
+    driver.submit(of_tenant("a", gpus=2, compute=0.8))
+    job = driver.job("a")
+    assert (job.state, job.not_placeable) == ("FAILED", True)
+    assert job.reason == "the quota does not allow it: tenant ml holds 0.00 of 1.5 GPUs, the job takes 1.60"
+    helps = queries.explain(driver.core.state, "a", driver.now).would_help
+    assert helps == ["ask for less, or have an administrator raise the limit"]
+
+
+def test_no_gpus_are_held_for_a_job_that_may_not_start() -> None:
+    driver = Driver(host(gpus=2), configured=limited(tenants={"ml": AccountSettings(most_jobs=0)}))
+    driver.submit(of_tenant("a"))
+    driver.submit(of_tenant("b", "other", isolation="hard"))
+    driver.now += 1000.0
+    driver.submit(of_tenant("c", "other", isolation="hard"))
+    assert driver.core.state.reservation is None
+    assert started(driver) == {"b", "c"}
+
+
+def test_a_limit_of_gpus_keeps_a_job_off_gpus_of_which_it_would_hold_too_much() -> None:
+    small, large = host("h1", 1, 8 * GIB), host("h2", 1, 16 * GIB)
+    rules = limited(tenants={"ml": AccountSettings(most_gpus=0.5)})
+    driver = Driver(small, large, configured=rules)
+    driver.submit(of_tenant("a", gpu_memory=6 * GIB, compute=0.2))
+    assert driver.job("a").hosts == ("h2",)
+
+
+def test_limits_can_change_while_everything_runs() -> None:
+    driver = Driver(host(gpus=4))
+    driver.submit(*(of_tenant(name) for name in "ab"))
+    rules = SchedulingSettings(tenants={"ml": AccountSettings(most_jobs=1)})
+    driver.do(SettingsChanged(PlacementSettings(), ResizeSettings(), rules))
+    driver.submit(of_tenant("c"))
+    assert started(driver) == {"a", "b"}, "nobody is stopped, nobody new starts"
+    driver.do(SettingsChanged(PlacementSettings(), ResizeSettings()))
+    assert driver.core.state.settings.scheduling == rules
+    driver.do(SettingsChanged(PlacementSettings(), ResizeSettings(), SchedulingSettings()))
+    assert started(driver) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("policy", ["cotenant", "exclusive", "static"])
+def test_limits_hold_under_every_policy(policy: str) -> None:
+    configured = settings(policy=policy).model_copy(
+        update={"scheduling": SchedulingSettings(tenants={"ml": AccountSettings(most_gpus=1.0)})}
+    )
+    driver = Driver(host(gpus=4), configured=configured)
+    driver.submit(*(of_tenant(f"j{number}") for number in range(6)))
+    assert len(started(driver)) == (1 if policy == "exclusive" else 2)
+    assert driver.core.state.accounts.by_kind["tenant"]["ml"].held == 1.0
+
+
+def test_explanations_say_what_is_held() -> None:
+    driver = Driver(host(), configured=limited(tenants={"ml": AccountSettings(most_gpus=3.0, most_jobs=5)}))
+    driver.run(of_tenant("a"))
+    assert "tenant ml holds 0.50 of 3 GPUs and 1 of 5 jobs" in queries.explain(driver.core.state, "a", 0.0).details
+
+
+@pytest.mark.parametrize(
+    ("queues", "queue", "accepted"),
+    [({}, "any", True), ({"a": {}}, "a", True), ({"a": {}}, "default", True), ({"a": {}}, "b", False)],
+)
+def test_unknown_queues(queues: dict[str, Any], queue: str, accepted: bool) -> None:
+    rules = Settings.model_validate({"scheduling": {"queues": queues}})
+    if accepted:
+        check_queue(spec("j", queue=queue), rules)
+        return
+    with pytest.raises(HintError, match="queue: 'b' is not accepted; give one of a, default"):
+        check_queue(spec("j", queue=queue), rules)
