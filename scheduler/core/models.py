@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import floor, inf, isfinite, log10
+from math import floor, isfinite, log10
 from typing import Protocol, runtime_checkable
 
 from cotenant.forecasting.characterisation.coldstart import ColdStart
@@ -14,6 +14,7 @@ from cotenant.forecasting.types import DemandProfile, InterferencePredictor, Thr
 from cotenant.forecasting.windows import MOST_BYTES
 
 REMEMBERED = 100_000  # answers, and profiles
+MOST_ROUNDED = 1e300  # rounding may make more than there is of what is larger
 
 _Question = tuple[str | int, ...]  # GPU type, numbers of profiles
 
@@ -152,4 +153,4 @@ def _decimals(value: float) -> float:
 
 def _digits(value: float) -> float:
     """Two significant digits; what cannot have any stays as it is."""
-    return round(value, 1 - floor(log10(value))) if 0.0 < value < inf else value
+    return round(value, 1 - floor(log10(value))) if 0.0 < value <= MOST_ROUNDED else value

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cotenant.configs.settings import Settings
@@ -198,6 +198,8 @@ def test_types_of_gpus_are_kept_apart() -> None:
     assert second[0].mid != first[0].mid
 
 
+@example(1.75e308, 10**30, 1.75e308)
+@example(5e-324, 1, 5e-324)
 @given(
     st.floats(allow_nan=True, allow_infinity=True),
     st.one_of(st.none(), st.integers(-(10**30), 10**30)),
