@@ -25,13 +25,13 @@ from cotenant.forecasting.demand import EwQuantileForecaster, MixtureForecaster
 from cotenant.forecasting.demand.engine import MixtureSettings
 from cotenant.forecasting.demand.hostside import WIDTH, HostAnalogues
 from cotenant.forecasting.demand.mixture import MEMORY_GATE_PRIOR
-from cotenant.forecasting.training.demand_artefact import KINDS
+from cotenant.forecasting.training.demand_artefact import Kind
 from cotenant.forecasting.training.demand_fit import TrainingOptions, collect, fit_demand
-from cotenant.forecasting.training.demand_replay import Replayed, in_units, memory_units, replay
+from cotenant.forecasting.training.demand_replay import Replayed, memory_units, replay
 from cotenant.forecasting.types import Signature
 
 SEEDS = (0, 1, 2)
-UPDATES = 150  # of the nets: fewer than the default, so that a benchmark ends
+KINDS_TRAINED: tuple[Kind, ...] = ("trees",)
 FAR = 60  # s
 MIB = 2.0**20
 NO_LOSS = {"pp": 0.05, "MiB": 1.0, "GiB": 0.001}  # added to both errors of a ratio: below it nobody cares
@@ -54,7 +54,7 @@ class Forecasts:
 def settings_of(data: SeriesSet) -> MixtureSettings:
     """Return what the mixture is told about a set: the settings of the running system but for the ticks."""
     if data.unit != "pp":
-        return MixtureSettings(data.horizons, first_span=0.15, gate_prior=MEMORY_GATE_PRIOR, most=1e6)
+        return MixtureSettings(data.horizons, first_span=0.15, gate_prior=MEMORY_GATE_PRIOR, most=1e6, steps=True)
     if len(data.horizons) == 3:  # ten samples a second: the same seconds in more ticks
         return MixtureSettings(data.horizons, last=600, gains=(0.2, 0.05, 0.015))
     return MixtureSettings(data.horizons)
@@ -98,13 +98,11 @@ def host_predictions(data: SeriesSet) -> Found:
 def trained(data: SeriesSet, seed: int, outside: Found | None) -> Forecasts:
     """Forecast every fold with experts that were trained on the others."""
     settings, whole = settings_of(data), Forecasts({}, {})
-    kinds = KINDS if data.unit == "pp" and len(data.horizons) == 2 else ("trees",)
     # A series is never changed by others, so what an expert would have been told is found once for all folds.
-    parts = [(i, part) for i, each in enumerate(data.training()) for part in in_units(each, units(data, each))]
-    examples = collect([part for _, part in parts], settings)
-    for training, held in data.folds():
-        own = {n for n, (i, _) in enumerate(parts) if i in training}
-        artefacts = fit_demand(examples.of(own), settings, kinds, TrainingOptions(seed=seed, updates=UPDATES))
+    training = data.training()
+    examples = collect(training, settings, [units(data, each) for each in training])
+    for known, held in data.folds():
+        artefacts = fit_demand(examples.of(known), settings, KINDS_TRAINED, TrainingOptions(seed=seed))
         found = run(
             data, held, lambda rows, a=artefacts: [e.expert(settings.horizons, rows) for e in a.values()], outside
         )

@@ -155,6 +155,7 @@ class _Timed:
 
     def __init__(self, expert: Expert) -> None:
         self._expert, self.name, self.width = expert, expert.name, expert.width
+        self.expected = expert.expected
         self.times: list[float] = []
         self.resize, self.clear = expert.resize, expert.clear
 

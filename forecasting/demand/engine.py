@@ -11,11 +11,15 @@ import numpy as np
 from cotenant.forecasting.demand.analogues import YOUNG, Analogues
 from cotenant.forecasting.demand.arrays import FAR, Array, Flags, Indexes, Rows, grown, span
 from cotenant.forecasting.demand.calibration import Calibration, Said
+from cotenant.forecasting.demand.choice import Choice
 from cotenant.forecasting.demand.mixing import Gate, Hedge
 from cotenant.forecasting.types import LEVELS
 
 _MEDIAN_OF = 30
 _MEDIAN_EVERY = 4  # the series taking turns
+_NOTES = 6
+_TRUST = 0.5  # of the first weight goes to a trained expert that was the best in training
+_UNHEARD = 10.0
 _ANCHOR_TICKS = 10.0  # what is known beforehand counts as so many ticks in the mean of the whole past
 
 
@@ -31,6 +35,7 @@ class MixtureSettings:
         first_span: How far a series may move before anything is known of its errors, in its units.
         gate_prior: How readily the gate opens: variance of its coefficients before anything was seen.
         most: The largest value possible.
+        steps: Whether the series stands still between steps: then medians have no word of their own.
     """
 
     horizons: tuple[int, ...]
@@ -40,6 +45,7 @@ class MixtureSettings:
     first_span: float = 0.5
     gate_prior: float = 3.0
     most: float = 1.0
+    steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class Moment:
         simple: Predictions of the built-in experts, shape (n, horizons, simple experts): persistence, the averages,
             the sliding median, the mean of the whole past, then the analogues (weighted median and mean per gain).
         common: How many of these come before the analogues; they are the same for all horizons.
+        sizes: What the unit of each series is worth, shape (n,): in it the level of a series says something.
     """
 
     rows: Indexes
@@ -60,6 +67,7 @@ class Moment:
     counts: Indexes
     simple: Array
     common: int
+    sizes: Array
 
 
 class Expert(Protocol):
@@ -68,10 +76,13 @@ class Expert(Protocol):
     Attributes:
         name: For reports.
         width: Predictions per horizon.
+        expected: Mean absolute errors in training on series it had not seen, in sizes, shape (4, horizons): its own,
+            persistence's, the untrained mixture's, the sliding median's. None where that was not found out.
     """
 
     name: str
     width: int
+    expected: Array | None
 
     def resize(self, rows: int) -> None:
         """Make room for ``rows`` series; those there already keep their state."""
@@ -114,12 +125,16 @@ class SeriesMixture:
         self._counts: Indexes = np.zeros(rows, dtype=np.intp)
         self._since: Indexes = np.zeros(rows, dtype=np.intp)
         self._outside = outside
-        self._hedge = Hedge(rows, horizons, self.width, absentees=outside)
+        self._sizes: Array = np.ones(rows, dtype=np.float32)
+        self._known = next((i for i, expert in enumerate(self._experts) if expert.expected is not None), None)
+        self._hedge = Hedge(rows, horizons, self.width, absentees=outside, trust=self._trust())
+        self._choice = self._make_choice(rows)
         self._gate = Gate(rows, horizons, settings.gate_prior)
         self._calibration = Calibration(rows, horizons, settings.first_span)
-        # What was said for each horizon, until its moment comes: experts, value then, mean, median, point, state, q.
+        # What was said for each horizon, until its moment comes: experts, value, mean, median, gated, point, state, q.
         self._said = [
-            np.zeros((rows, ahead, self.width + 5 + len(LEVELS) - 1), dtype=np.float32) for ahead in settings.horizons
+            np.zeros((rows, ahead, self.width + _NOTES + len(LEVELS) - 1), dtype=np.float32)
+            for ahead in settings.horizons
         ]
         self._quantiles: Array = np.zeros((rows, horizons, len(LEVELS)), dtype=np.float32)
 
@@ -132,6 +147,9 @@ class SeriesMixture:
         self._counts = np.concatenate([self._counts, np.zeros(more, dtype=np.intp)])
         self._since = np.concatenate([self._since, np.zeros(more, dtype=np.intp)])
         self._said = [grown(said, 0, rows, 0.0) for said in self._said]
+        self._sizes = grown(self._sizes, 0, rows, 1.0)
+        if self._choice is not None:
+            self._choice.resize(rows)
         self._analogues.resize(rows)
         self._hedge.resize(rows)
         self._gate.resize(rows)
@@ -148,9 +166,15 @@ class SeriesMixture:
         self._analogues.clear(row)
         self._hedge.clear(row)
         self._gate.clear(row)
+        if self._choice is not None:
+            self._choice.clear(row)
         for expert in self._experts:
             expert.clear(row)
         self._calibration.clear(row, first_span)
+
+    def measure(self, row: int, size: float) -> None:
+        """Tell what the unit of a series is worth; 1 unless told. Stays so until told otherwise."""
+        self._sizes[row] = size
 
     def interrupt(self, rows: Indexes) -> None:
         """Time was skipped in these series: what was said before is not judged."""
@@ -184,19 +208,23 @@ class SeriesMixture:
         self._history[where] = history
         self._judge(rows, where, truth)
         simple = self._simple_experts(rows, where, history, truth)
-        moment = Moment(rows, history, counts, simple, self._simple - self._analogues.width)
+        moment = Moment(rows, history, counts, simple, self._simple - self._analogues.width, self._sizes[where])
         parts = [simple, *(expert.step(moment) for expert in self._experts)]
         if outside is not None:
             parts.append(outside.astype(np.float32))
         predictions = np.concatenate(parts, axis=2) if len(parts) > 1 else simple
         mean, median = self._hedge.mix(where, predictions)
-        point = np.clip(self._gate.point(where, truth, mean, median), 0.0, self.settings.most)
+        gated = np.clip(self._gate.point(where, truth, mean, median), 0.0, self.settings.most)
+        point = gated
+        if self._choice is not None:
+            candidates = self._candidates(predictions, gated, median)
+            point = np.clip(self._choice.point(where, candidates), 0.0, self.settings.most)
         states = self._calibration.states(truth, self._hedge.spread(where, predictions, point))
         around = np.clip(self._calibration.quantiles(rows, states, point), 0.0, self.settings.most)
         for j, ahead in enumerate(self.settings.horizons):
             said = self._said[j]
             slots = counts % ahead
-            others = (truth, mean[:, j], median[:, j], point[:, j], states[:, j])
+            others = (truth, mean[:, j], median[:, j], gated[:, j], point[:, j], states[:, j])
             parts = [predictions[:, j], np.stack(others, axis=1, dtype=np.float32), around[:, j]]
             if outside is None and self._outside:
                 parts.insert(1, np.full((len(rows), self._outside), np.nan, dtype=np.float32))
@@ -219,10 +247,53 @@ class SeriesMixture:
             now = truth if whole else truth[ripe]
             said = self._said[j][numbers, (counts if whole else counts[ripe]) % ahead]
             experts = said[:, : self.width]
-            then, mean, median, point, states = said[:, self.width : self.width + 5].T
+            then, mean, median, gated, point, states = said[:, self.width : self.width + _NOTES].T
             self._hedge.learn(place, j, np.abs(experts - now[:, None]))
             self._gate.learn(place, j, then=then, mean=mean, median=median, now=now)
-            self._calibration.learn(numbers, j, Said(states.astype(np.intp), point, said[:, self.width + 5 :]), now)
+            if self._choice is not None:
+                candidates = self._candidates(experts[:, None], gated[:, None], median[:, None])[:, 0]
+                self._choice.learn(place, j, np.abs(candidates - now[:, None]) * self._sizes[place, None])
+            quantiles = said[:, self.width + _NOTES :]
+            self._calibration.learn(numbers, j, Said(states.astype(np.intp), point, quantiles), now)
+
+    def _trust(self) -> Array | None:
+        """Return how much of the first weight goes to the known expert, (horizons, experts): where it was the best."""
+        if self._known is None:
+            return None
+        trust = np.zeros((len(self.settings.horizons), self.width), dtype=np.float32)
+        own, *others = self._expected()
+        trust[:, self._place()] = np.where(own < np.minimum.reduce(others), _TRUST, 0.0)
+        return trust
+
+    def _make_choice(self, rows: int) -> Choice | None:
+        if self._known is None:
+            return None
+        own, persistence, mixture, sliding = self._expected()
+        if self.settings.steps:
+            # Between steps nothing is lost, so losses tell too late: what was not the best in training is not heard.
+            own = np.where(own < np.minimum(persistence, mixture), own, _UNHEARD * own)
+        candidates = [persistence, mixture, own]
+        if not self.settings.steps:
+            # What the experts' median loses was not found out: it has to earn its weight.
+            candidates += [np.maximum(persistence, mixture), np.maximum(sliding, mixture)]
+        return Choice(rows, np.stack(candidates))
+
+    def _expected(self) -> Array:
+        expected = None if self._known is None else self._experts[self._known].expected
+        if expected is None:
+            raise ValueError("expected: None is not accepted; nothing is known of the expert from training")
+        return expected
+
+    def _place(self) -> int:
+        """Return the place of the known expert among all predictions."""
+        return self._simple + sum(expert.width for expert in self._experts[: self._known])
+
+    def _candidates(self, predictions: Array, gated: Array, median: Array) -> Array:
+        """Return what may have the last word, (n, horizons, candidates), in the order of ``_make_choice``."""
+        candidates = [predictions[:, :, 0], gated, predictions[:, :, self._place()]]
+        if not self.settings.steps:
+            candidates += [median, predictions[:, :, 1 + len(self.settings.averages)]]
+        return np.stack(candidates, axis=2)
 
     def _simple_experts(self, rows: Indexes, where: Rows, history: Array, truth: Array) -> Array:
         n, horizons, counts = len(rows), len(self.settings.horizons), self._counts[where]

@@ -28,20 +28,23 @@ class Hedge:
     anything is mixed as if there were none of them.
     """
 
-    def __init__(self, rows: int, horizons: int, experts: int, absentees: int = 0) -> None:
+    def __init__(self, rows: int, horizons: int, experts: int, absentees: int = 0, trust: Array | None = None) -> None:
+        """Make the state; ``trust`` is how much of the weight goes to chosen experts at first, (horizons, experts)."""
         always = experts - absentees
         each = (1.0 - PRIOR_PERSISTENCE) / max(1, always - 1)
-        self._prior: Array = np.full(experts, each, dtype=np.float32)
-        self._prior[0] = PRIOR_PERSISTENCE
-        self._prior /= self._prior.sum()
+        plain = np.full((horizons, experts), each, dtype=np.float32)
+        plain[:, 0] = PRIOR_PERSISTENCE
+        plain /= plain.sum(axis=1, keepdims=True)
+        trust = np.zeros_like(plain) if trust is None else trust
+        self._prior: Array = trust + (1.0 - trust.sum(axis=1, keepdims=True)) * plain
         self._always = always
-        self._weights: Array = np.tile(self._prior, (rows, horizons, 1))
+        self._weights: Array = np.tile(self._prior, (rows, 1, 1))
         self._loss: Array = np.zeros((2, rows, horizons), dtype=np.float32)  # discounted sums of losses and of ones
 
     def resize(self, rows: int) -> None:
         """Make room for ``rows`` series."""
         more = rows - len(self._weights)
-        self._weights = np.concatenate([self._weights, np.tile(self._prior, (more, self._weights.shape[1], 1))])
+        self._weights = np.concatenate([self._weights, np.tile(self._prior, (more, 1, 1))])
         self._loss = grown(self._loss, 1, rows, 0.0)
 
     def clear(self, row: int) -> None:
@@ -62,7 +65,7 @@ class Hedge:
         weights[absent] = 0.0
         weights *= (1.0 - FIXED_SHARE) * (1.0 - kept) / weights.sum(axis=1, keepdims=True)
         weights += np.where(absent, (1.0 - FIXED_SHARE) * before, 0.0)
-        self._weights[rows, horizon] = weights + FIXED_SHARE * self._prior
+        self._weights[rows, horizon] = weights + FIXED_SHARE * self._prior[horizon]
 
     def mix(self, rows: Rows, predictions: Array) -> tuple[Array, Array]:
         """Return weighted mean and weighted median, each (n, horizons), of predictions (n, horizons, experts).

@@ -16,6 +16,8 @@ from cotenant.forecasting.types import HORIZONS_S, LEVELS, DemandProfile, Foreca
 
 PEAK_MARGIN_FIRST = 0.25  # on the peak memory after a single window …
 PEAK_MARGIN_LEAST = 0.02  # … shrinking towards this while the peak holds
+PEAK_GROWTH = 3.6  # a job that grows is expected to grow by so many times as much again …
+PEAK_GROWTH_MEMORY = 0.9  # … as it did lately, per window
 MEMORY_ROOM = 2.0  # the unit of a job's memory is this times its first reading; beyond it the job starts afresh
 LEAST_UNIT = float(64 << 20)
 MEMORY_GATE_PRIOR = 10.0  # memory moves in small parts of what is held
@@ -31,7 +33,7 @@ UTIL_SCALES: tuple[tuple[int, MixtureSettings], ...] = (
     (60, MixtureSettings(horizons=(5, 15), last=64, gains=(0.5, 0.15))),
 )
 MEMORY_SCALES = tuple(
-    (seconds, replace(settings, first_span=0.15, gate_prior=MEMORY_GATE_PRIOR, most=1e6))
+    (seconds, replace(settings, first_span=0.15, gate_prior=MEMORY_GATE_PRIOR, most=1e6, steps=True))
     for seconds, settings in UTIL_SCALES
 )
 
@@ -106,6 +108,10 @@ class _Quantity:
         for scale in self.scales:
             scale.clear(row, expected, first_span)
 
+    def measure(self, row: int, size: float) -> None:
+        for scale in self.scales:
+            scale.mixture.measure(row, size)
+
     def step(self, rows: Indexes, values: Floats, elapsed: Floats, outside: Array | None = None) -> None:
         moved = np.abs(values - self._anchor[rows]) > STILL_WITHIN
         self._anchor[rows] = np.where(moved, values, self._anchor[rows])
@@ -153,6 +159,7 @@ class MixtureForecaster:
         self._memory = _Quantity(MEMORY_SCALES, rows, memory_experts)
         self._unit: Floats = np.zeros(rows)
         self._peak: Floats = np.zeros(rows)
+        self._growth: Floats = np.zeros(rows)  # of the peak lately
         self._holds: Indexes = np.zeros(rows, dtype=np.intp)
         self._windows: Indexes = np.zeros(rows, dtype=np.intp)
         self._trains = np.zeros(rows, dtype=np.bool_)
@@ -209,7 +216,7 @@ class MixtureForecaster:
         for slot in self._streams.forget(job_id):
             self._util.clear(slot)
             self._memory.clear(slot)
-            self._unit[slot] = self._peak[slot] = 0.0
+            self._unit[slot] = self._peak[slot] = self._growth[slot] = 0.0
             self._holds[slot] = self._windows[slot] = 0
             self._trains[slot] = self._seen[slot] = False
 
@@ -253,9 +260,12 @@ class MixtureForecaster:
             slot = int(slots[i])
             if unit[i] > 0.0:
                 self._memory.clear(slot)
-            self._unit[slot] = MEMORY_ROOM * max(LEAST_UNIT, float(memory[i]))
+            self._set_unit(slot, MEMORY_ROOM * max(LEAST_UNIT, float(memory[i])))
         self._memory.step(slots, memory / self._unit[slots], elapsed)
-        grew = peak > self._peak[slots]
+        before = self._peak[slots]
+        grew = peak > before
+        more = np.where(grew & (before > 0.0), peak - before, 0.0)
+        self._growth[slots] = PEAK_GROWTH_MEMORY * self._growth[slots] + more
         self._holds[slots] = np.where(grew, 1, self._holds[slots] + 1)
         self._peak[slots] = np.maximum(self._peak[slots], peak)
 
@@ -264,7 +274,11 @@ class MixtureForecaster:
         if profile is not None:
             self._clear_util(slot)
             if profile.memory_bytes:
-                self._unit[slot] = max(LEAST_UNIT, MEMORY_ROOM * profile.memory_bytes)
+                self._set_unit(slot, max(LEAST_UNIT, MEMORY_ROOM * profile.memory_bytes))
+
+    def _set_unit(self, slot: int, unit: float) -> None:
+        self._unit[slot] = unit
+        self._memory.measure(slot, unit)
 
     def _clear_util(self, slot: int) -> None:
         profile = self._primed.get(self._streams.job_of(slot))
@@ -282,6 +296,7 @@ class MixtureForecaster:
         peaks = [
             self._peak[slot]
             * (1.0 + PEAK_MARGIN_LEAST + (PEAK_MARGIN_FIRST - PEAK_MARGIN_LEAST) / math.sqrt(max(1, self._holds[slot])))
+            + PEAK_GROWTH * self._growth[slot]
             for slot in own
         ]
         return Forecast(
@@ -310,6 +325,7 @@ class MixtureForecaster:
         self._memory.resize(rows)
         self._unit = np.concatenate([self._unit, np.zeros(more)])
         self._peak = np.concatenate([self._peak, np.zeros(more)])
+        self._growth = np.concatenate([self._growth, np.zeros(more)])
         self._holds = np.concatenate([self._holds, np.zeros(more, dtype=np.intp)])
         self._windows = np.concatenate([self._windows, np.zeros(more, dtype=np.intp)])
         self._trains = np.concatenate([self._trains, np.zeros(more, dtype=np.bool_)])

@@ -25,6 +25,7 @@ class _NetExpert:
 
     name = "net"
     width = 1
+    expected: Array | None = None
 
     def __init__(self, arrays: Arrays, horizons: Sequence[int], rows: int) -> None:
         check_fit(arrays, horizons)
@@ -46,7 +47,7 @@ class _NetExpert:
         """Take in one tick and return predictions of shape (n, horizons, 1)."""
         inputs = (features(moment) - self._mean) / self._scale
         outputs = self._advance(moment, np.clip(inputs, -INPUT_LIMIT, INPUT_LIMIT).astype(np.float32))
-        moves = outputs @ self._head.T + self._head_bias
+        moves = (outputs @ self._head.T + self._head_bias) / moment.sizes[:, None]
         predictions: Array = np.maximum(moment.history[:, :1] + moves, 0.0)[:, :, None]
         return predictions
 

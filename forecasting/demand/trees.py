@@ -23,14 +23,16 @@ class TreesExpert:
 
     name = "trees"
     width = 1
+    expected: Array | None = None
 
-    def __init__(self, arrays: Arrays, horizons: Sequence[int], most: int = 2000) -> None:
+    def __init__(self, arrays: Arrays, horizons: Sequence[int], most: int = 800) -> None:
         """Take the trees.
 
         Args:
             arrays: Nodes of all trees one after the other: ``feature`` (a leaf has −1), ``threshold`` (go left if the
                 feature is at most that), ``left``, ``right`` (node numbers), ``value`` (of leaves); ``start`` of shape
-                (horizons, trees): the roots; ``base`` (horizons,); ``depth``; ``horizons``; ``features_version``.
+                (horizons, trees): the roots; ``base`` (horizons,); ``depth``; ``horizons``; ``features_version``;
+                perhaps ``expected`` (see ``Expert``).
             horizons: Ticks ahead that are asked for; must be those of training.
             most: How many series are asked per tick.
 
@@ -49,6 +51,10 @@ class TreesExpert:
         self._start = np.asarray(arrays["start"]).astype(np.intp)
         self._base = np.asarray(arrays["base"]).astype(np.float32)
         self._depth = int(np.asarray(arrays["depth"]))
+        if "expected" in arrays:
+            self.expected = np.asarray(arrays["expected"]).astype(np.float32)
+            if self.expected.shape != (4, len(horizons)) or not (self.expected >= 0.0).all():
+                raise ValueError(f"expected: {self.expected.tolist()} is not accepted; give 4 losses per horizon")
         nodes = len(self._value)
         inside = all(((a >= 0) & (a < nodes)).all() for a in (self._next, self._start))
         if not inside or self._start.ndim != 2 or self._start.shape[0] != len(horizons):
@@ -70,14 +76,19 @@ class TreesExpert:
             apart = np.ptp(moment.simple[:, 0], axis=1)
             asked = np.argpartition(-apart, self._most)[: self._most]
             few = Moment(
-                moment.rows[asked], moment.history[asked], moment.counts[asked], moment.simple[asked], moment.common
+                moment.rows[asked],
+                moment.history[asked],
+                moment.counts[asked],
+                moment.simple[asked],
+                moment.common,
+                moment.sizes[asked],
             )
             moves[asked] = self.moves(features(few))
-        predictions: Array = np.maximum(now[:, None] + moves, 0.0)[:, :, None]
+        predictions: Array = np.maximum(now[:, None] + moves / moment.sizes[:, None], 0.0)[:, :, None]
         return predictions
 
     def moves(self, inputs: Array) -> Array:
-        """Return how far the series will have moved, shape (n, horizons), from features of shape (n, F)."""
+        """Return how far the series will have moved in sizes, shape (n, horizons), from features of shape (n, F)."""
         n = len(inputs)
         nodes = np.broadcast_to(self._start.ravel(), (n, self._start.size)).copy()
         line = np.arange(n)[:, None]

@@ -47,9 +47,9 @@ class TrainingOptions:
     seed: int = 0
     updates: int = 400
     learning_rate: float = 3e-3
-    trees: int = 100
-    leaves: int = 15
-    tree_rate: float = 0.08
+    trees: int = 150
+    leaves: int = 31
+    tree_rate: float = 0.05
     most_examples: int = 40_000
 
     def __post_init__(self) -> None:
@@ -70,19 +70,24 @@ class Examples:
 
     Attributes:
         inputs: Per series features of shape (ticks, F).
-        moves: Per series the change until each horizon, shape (ticks, horizons); NaN beyond the end.
+        moves: Per series the change until each horizon in sizes, shape (ticks, horizons); NaN beyond the end.
         origins: Which of the series given to ``collect`` each comes from: a series with gaps makes several.
+        untrained: Per series what the untrained mixture and the sliding median missed, as ``moves`` with a last axis.
     """
 
     inputs: list[Array]
     moves: list[Array]
     origins: list[int]
+    untrained: list[Array]
 
     def of(self, series: Container[int]) -> Examples:
         """Those that come from these series, in the same order."""
         picked = [i for i, origin in enumerate(self.origins) if origin in series]
         return Examples(
-            [self.inputs[i] for i in picked], [self.moves[i] for i in picked], [self.origins[i] for i in picked]
+            [self.inputs[i] for i in picked],
+            [self.moves[i] for i in picked],
+            [self.origins[i] for i in picked],
+            [self.untrained[i] for i in picked],
         )
 
 
@@ -143,33 +148,53 @@ def fit_demand(
     return trained
 
 
-def collect(series: Sequence[Floats], settings: MixtureSettings) -> Examples:
+def collect(series: Sequence[Floats], settings: MixtureSettings, units: Sequence[Floats] | None = None) -> Examples:
     """Run the untrained mixture over the series and keep what an expert would have been told.
+
+    Args:
+        series: Their values at the mixture's ticks; gaps (NaN) end a series.
+        settings: Of the mixture.
+        units: What each value is divided by before the mixture sees it, shapes as of ``series``; where it changes, the
+            mixture starts afresh, and what it is told of the level goes on (see ``memory_units``). None = 1.
 
     Raises:
         ValueError: No series has more than ``WARM_UP`` + longest horizon values in a row, or one holds what cannot be a
             value in its units.
     """
-    series = [_checked(each, i, settings.most) for i, each in enumerate(series)]
+    units = [np.ones(len(each)) for each in series] if units is None else units
+    series = [np.asarray(each, dtype=np.float64) for each in series]
+    scaled = [_checked(each / unit, i, settings.most) for i, (each, unit) in enumerate(zip(series, units, strict=True))]
     shortest = WARM_UP + max(settings.horizons)
-    found = [(part, i) for i, each in enumerate(series) for part in unbroken(each) if len(part) > shortest]
+    places = [unbroken(np.where(np.isfinite(each), np.arange(len(each)), np.nan)) for each in scaled]
+    found = [(part.astype(np.intp), i) for i, parts in enumerate(places) for part in parts if len(part) > shortest]
     if not found:
         raise ValueError(f"none of {len(series)} series has more than {shortest} values in a row; give longer ones")
     found.sort(key=lambda each: len(each[0]), reverse=True)
-    parts = [part for part, _ in found]
-    recorder = _Recorder(len(parts))
-    mixture = SeriesMixture(settings, len(parts), (recorder,))
-    lengths = np.array([len(part) for part in parts])
+    lengths = np.array([len(part) for part, _ in found])
+    values, sizes = np.zeros((lengths[0], len(found))), np.ones((lengths[0], len(found)))
+    for row, (part, i) in enumerate(found):
+        values[: len(part), row], sizes[: len(part), row] = scaled[i][part], units[i][part]
+    recorder = _Recorder(len(found))
+    mixture = SeriesMixture(settings, len(found), (recorder,))
+    points = np.full((lengths[0], len(found), len(settings.horizons)), np.nan)
     for tick in range(lengths[0]):
         rows = np.arange(int((lengths > tick).sum()))
-        mixture.step(rows, np.array([parts[row][tick] for row in rows], dtype=np.float32))
-    moves = []
-    for part in parts:
-        ahead = np.full((len(part), len(settings.horizons)), np.nan, dtype=np.float32)
+        for row in np.flatnonzero(sizes[tick, rows] != sizes[tick - 1, rows]).tolist() if tick else rows.tolist():
+            mixture.clear(row)
+            mixture.measure(row, sizes[tick, row])
+        said = mixture.step(rows, values[tick, rows].astype(np.float32))
+        points[tick, rows] = said * sizes[tick, rows, None]
+    moves, untrained = [], []
+    for row, length in enumerate(lengths.tolist()):
+        part = values[:length, row] * sizes[:length, row]
+        ahead = np.full((length, len(settings.horizons)), np.nan, dtype=np.float32)
         for j, horizon in enumerate(settings.horizons):
             ahead[:-horizon, j] = part[horizon:] - part[:-horizon]
+        median = np.array(recorder.medians[row])[:, None].repeat(len(settings.horizons), axis=1)
+        said = np.stack([points[:length, row], median], axis=2)
         moves.append(ahead)
-    return Examples([np.stack(told) for told in recorder.told], moves, [origin for _, origin in found])
+        untrained.append(((part[:, None] + ahead)[:, :, None] - said).astype(np.float32))
+    return Examples([np.stack(told) for told in recorder.told], moves, [origin for _, origin in found], untrained)
 
 
 def _checked(series: Floats, place: int, most: float) -> Floats:
@@ -190,19 +215,25 @@ class _Recorder:
 
     name = "recorder"
     width = 0
+    expected: Array | None = None
 
     def __init__(self, rows: int) -> None:
         self.told: list[list[Array]] = [[] for _ in range(rows)]
+        self.medians: list[list[float]] = [[] for _ in range(rows)]
 
     def resize(self, rows: int) -> None:
         self.told += [[] for _ in range(rows - len(self.told))]
+        self.medians += [[] for _ in range(rows - len(self.medians))]
 
     def clear(self, row: int) -> None:
-        self.told[row] = []
+        """What was told stays told."""
 
     def step(self, moment: Moment) -> Array:
         for row, inputs in zip(moment.rows.tolist(), features(moment), strict=True):
             self.told[row].append(inputs)
+        medians = moment.simple[:, 0, moment.common - 2] * moment.sizes
+        for row, median in zip(moment.rows.tolist(), medians.tolist(), strict=True):
+            self.medians[row].append(median)
         return np.empty((len(moment.rows), moment.simple.shape[1], 0), dtype=np.float32)
 
 
@@ -216,27 +247,54 @@ def unbroken(values: Floats) -> list[Floats]:
 def _fit_trees(
     examples: Examples, options: TrainingOptions, progress: Progress | None
 ) -> dict[str, npt.NDArray[np.generic]]:
-    inputs = np.concatenate([each[WARM_UP:] for each in examples.inputs])
-    moves = np.concatenate([each[WARM_UP:] for each in examples.moves])
-    rng = np.random.default_rng(options.seed)
+    horizons = examples.moves[0].shape[1]
     models = []
-    for j in range(moves.shape[1]):
-        known = np.flatnonzero(np.isfinite(moves[:, j]))
-        if len(known) > options.most_examples:
-            known = rng.choice(known, options.most_examples, replace=False)
-        model = HistGradientBoostingRegressor(
-            loss="absolute_error",
-            max_iter=options.trees,
-            max_leaf_nodes=options.leaves,
-            learning_rate=options.tree_rate,
-            min_samples_leaf=20,
-            early_stopping=False,
-            random_state=options.seed,
-        )
-        models.append(model.fit(inputs[known], moves[known, j]))
+    for j in range(horizons):
+        models.append(_fit_horizon(examples, j, options))
         if progress is not None:
-            progress("trees", j + 1, moves.shape[1])
-    return flatten_trees(models)
+            progress("trees", j + 1, horizons)
+    expected = _expected(examples, options)
+    return flatten_trees(models) | ({} if expected is None else {"expected": expected})
+
+
+def _fit_horizon(examples: Examples, j: int, options: TrainingOptions) -> HistGradientBoostingRegressor:
+    inputs = np.concatenate([each[WARM_UP:] for each in examples.inputs])
+    moves = np.concatenate([each[WARM_UP:, j] for each in examples.moves])
+    known = np.flatnonzero(np.isfinite(moves))
+    if len(known) > options.most_examples:
+        known = np.random.default_rng([options.seed, j]).choice(known, options.most_examples, replace=False)
+    model = HistGradientBoostingRegressor(
+        loss="absolute_error",
+        max_iter=options.trees,
+        max_leaf_nodes=options.leaves,
+        learning_rate=options.tree_rate,
+        min_samples_leaf=20,
+        early_stopping=False,
+        random_state=options.seed,
+    )
+    return model.fit(inputs[known], moves[known])
+
+
+def _expected(examples: Examples, options: TrainingOptions) -> Array | None:
+    """Return what to expect on new series, as ``Expert.expected``: half of the series foretold from the other half.
+
+    The series are halved as they came, so that those of one source mostly stay together. None with a single series.
+    """
+    origins = sorted(set(examples.origins))
+    middle = len(origins) // 2
+    if not middle:
+        return None
+    losses: list[list[Floats]] = [[] for _ in examples.moves[0].T]
+    for fitted, held in ((origins[:middle], origins[middle:]), (origins[middle:], origins[:middle])):
+        seen, new = examples.of(set(fitted)), examples.of(set(held))
+        inputs, moves, missed = (
+            np.concatenate([each[WARM_UP:] for each in part]) for part in (new.inputs, new.moves, new.untrained)
+        )
+        for j, found in enumerate(losses):
+            known = np.isfinite(moves[:, j])
+            own = _fit_horizon(seen, j, options).predict(inputs[known]) - moves[known, j]
+            found.append(np.abs(np.stack([own, moves[known, j], *missed[known, j].T])))
+    return np.stack([np.concatenate(each, axis=1).mean(axis=1) for each in losses], axis=1).astype(np.float32)
 
 
 def flatten_trees(models: Sequence[HistGradientBoostingRegressor]) -> dict[str, npt.NDArray[np.generic]]:

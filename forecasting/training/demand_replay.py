@@ -64,6 +64,8 @@ def replay(
             unit[row, : lengths[row]] = units[i]
     width = 0 if not outside else outside[0].shape[2]
     mixture = SeriesMixture(settings, len(order), experts(len(order)), width)
+    for row in range(len(order) if longest else 0):
+        mixture.measure(row, unit[row, 0])
     points = np.full((len(order), longest, len(settings.horizons)), np.nan)
     p95 = points.copy()
     for tick in range(longest):
@@ -71,6 +73,7 @@ def replay(
         if tick:
             for row in np.flatnonzero(unit[rows, tick] != unit[rows, tick - 1]).tolist():
                 mixture.clear(row)
+                mixture.measure(row, unit[row, tick])
         now = unit[rows, tick]
         told = np.stack([outside[order[row]][tick] for row in rows.tolist()]) if outside else None
         said = mixture.step(rows, (values[rows, tick] / now).astype(np.float32), outside=told)
@@ -94,11 +97,6 @@ def memory_units(values: Floats, least: float = LEAST_UNIT) -> Floats:
             unit = MEMORY_ROOM * value
         found[tick] = unit
     return found
-
-
-def in_units(values: Floats, units: Floats) -> list[Floats]:
-    """Cut a series where its unit changes and return the parts in units, as ``train_demand`` wants them."""
-    return np.split(values / units, np.flatnonzero(np.diff(units)) + 1)
 
 
 def ewma(values: Floats, gain: float) -> Floats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from cotenant.forecasting.interference.observations import Observation, merged
 from cotenant.forecasting.interference.rule import UtilisationRule
 from cotenant.forecasting.training.demand_artefact import DemandArtefact, Kind
 from cotenant.forecasting.training.demand_fit import WARM_UP, Examples, collect, unbroken
-from cotenant.forecasting.training.demand_replay import Floats, Replayed, ewma, in_units, memory_units, replay
+from cotenant.forecasting.training.demand_replay import Floats, Replayed, ewma, memory_units, replay
 from cotenant.forecasting.types import DemandProfile
 
 Groups = Literal["family", "job"]
@@ -246,10 +246,8 @@ class DemandHoldOut:
         self._series, self._settings, self._memory = tuple(series), settings, memory
         pieces = [(i, piece) for i, each in enumerate(series) for piece in unbroken(each.values)]
         units = [memory_units(piece) if memory else np.ones(len(piece)) for _, piece in pieces]
-        told = [part for (_, piece), unit in zip(pieces, units, strict=True) for part in in_units(piece, unit)]
-        origin = [i for (i, piece), unit in zip(pieces, units, strict=True) for _ in range(len(in_units(piece, unit)))]
-        found = collect(told, settings)
-        self.examples = Examples(found.inputs, found.moves, [origin[i] for i in found.origins])
+        found = collect([piece for _, piece in pieces], settings, units)
+        self.examples = replace(found, origins=[pieces[i][0] for i in found.origins])
         said = replay([piece for _, piece in pieces], settings, units=units)
         self._parts = [_Part(i, piece, unit, each) for (i, piece), unit, each in zip(pieces, units, said, strict=True)]
         shortest = WARM_UP + max(settings.horizons) + _BEYOND

@@ -15,9 +15,15 @@ from cotenant.forecasting.demand.features import FEATURES_VERSION, features
 from cotenant.forecasting.demand.nets import INPUT_LIMIT, GruExpert, TcnExpert
 from cotenant.forecasting.demand.trees import TreesExpert
 from cotenant.forecasting.training.demand_artefact import BrokenArtefact, DemandArtefact, load_artefact, save_artefact
-from cotenant.forecasting.training.demand_fit import TrainingOptions, collect, flatten_trees, train_demand
+from cotenant.forecasting.training.demand_fit import (
+    TrainingOptions,
+    collect,
+    fit_demand,
+    flatten_trees,
+    train_demand,
+)
 from cotenant.forecasting.training.demand_nets import GruNet, TcnNet
-from cotenant.forecasting.training.demand_replay import replay
+from cotenant.forecasting.training.demand_replay import memory_units, replay
 
 SETTINGS = MixtureSettings(horizons=(1, 5), last=40, gains=(0.3,))
 FEW = TrainingOptions(updates=2, trees=5, leaves=7)
@@ -27,7 +33,7 @@ def moments(ticks: int, rows: int, seed: int = 0) -> list[Moment]:
     told: list[Moment] = []
 
     class Listener:
-        name, width = "listener", 0
+        name, width, expected = "listener", 0, None
 
         def resize(self, rows: int) -> None: ...
 
@@ -107,7 +113,7 @@ def after(values: np.ndarray, experts: tuple[Expert, ...]) -> float:
 
 def test_experts_trained_on_other_periods_help_on_a_new_one() -> None:
     training = [sawtooth(250, period, period) for period in (13, 17, 29, 33)]
-    artefacts = train_demand(training, SETTINGS, options=TrainingOptions(updates=150, trees=40))
+    artefacts = train_demand(training, SETTINGS, options=TrainingOptions(updates=150, trees=40, tree_rate=0.2))
     assert set(artefacts) == {"gru", "tcn", "trees"}
     held = sawtooth(120, 23, 0)
     experts = tuple(artefact.expert((1, 5), 1) for artefact in artefacts.values())
@@ -246,3 +252,60 @@ def test_features_of_a_single_value_are_finite() -> None:
     found = features(first)
     assert np.isfinite(found).all()
     assert np.abs(found).max() <= 1.0
+
+
+def test_what_a_growing_job_does_next_is_learnt_across_the_change_of_its_unit() -> None:
+    values = np.concatenate([np.full(40, 1.0), np.full(30, 3.0), np.full(30, 12.0)]) * 2**30
+    settings = MixtureSettings(horizons=(1, 5), last=40, gains=(0.3,), most=1e6, steps=True)
+    examples = collect([values], settings, [memory_units(values)])
+    (moves,), (inputs,) = examples.moves, examples.inputs
+    assert len(moves) == len(values)
+    assert moves[39] == pytest.approx([2 * 2**30, 2 * 2**30])
+    assert moves[67] == pytest.approx([0.0, 9 * 2**30])
+    assert inputs[70, 0] == pytest.approx(12 * 2**30)  # the level, not its part of the unit
+    assert (inputs[70, 1:21] == 0.0).all()  # the past was forgotten with the old unit
+
+
+def loading(start: int, tail: int) -> np.ndarray:
+    """Memory of a program that always loads the same: 1 GiB, then 6, then 20."""
+    levels = [1.0] * start + [6.0] * 5 + [20.0] * tail
+    return np.array(levels) * 2**30
+
+
+def test_a_trained_expert_that_was_best_in_training_is_believed_before_it_has_proved_itself() -> None:
+    settings = MixtureSettings(horizons=(1, 5), last=40, gains=(0.3,), gate_prior=10.0, most=1e6, steps=True)
+    training = [loading(30, 90) for _ in range(12)]
+    options = TrainingOptions(trees=60, tree_rate=0.3)
+    examples = collect(training, settings, [memory_units(each) for each in training])
+    trees = fit_demand(examples, settings, ("trees",), options)["trees"]
+    own, persistence, *_ = trees.arrays["expected"]
+    assert own[1] < 0.8 * persistence[1]
+    held = loading(30, 60)
+    units = [memory_units(held)]
+    served = replay([held], settings, lambda rows: [trees.expert((1, 5), rows)], units)[0]
+    alone = replay([held], settings, units=units)[0]
+    missed = [np.abs(said.points[20:-5, 1] - held[25:]).mean() for said in (served, alone)]
+    assert missed[0] < 0.8 * missed[1]
+
+
+def test_a_trained_expert_that_errs_is_given_up() -> None:
+    training = [sawtooth(150, 11, seed) for seed in range(4)]
+    trees = train_demand(training, SETTINGS, ("trees",), TrainingOptions(trees=20, tree_rate=0.3))["trees"]
+    wrong = dict(trees.arrays) | {"value": np.asarray(trees.arrays["value"]) * -4.0}
+    held = sawtooth(250, 11, 9)
+    missed = []
+    for experts in ((), (TreesExpert(wrong, (1, 5)),)):
+        mixture, errors = SeriesMixture(SETTINGS, 1, experts), []
+        for tick, value in enumerate(held[:-1]):
+            said = mixture.step(np.array([0]), np.array([value], dtype=np.float32))
+            errors.append(abs(said[0, 0] - held[tick + 1]))
+        missed.append(float(np.mean(errors[150:])))
+    assert missed[1] < 1.25 * missed[0] + 0.01
+
+
+def test_losses_found_in_training_must_fit() -> None:
+    trees = train_demand([sawtooth(100, 9, 0), sawtooth(90, 9, 1)], SETTINGS, ("trees",), FEW)["trees"]
+    assert np.asarray(trees.arrays["expected"]).shape == (4, 2)
+    for wrong in (np.zeros((3, 2)), np.full((4, 2), np.nan), np.full((4, 2), -1.0)):
+        with pytest.raises(ValueError, match=r"expected: .* is not accepted"):
+            TreesExpert(dict(trees.arrays) | {"expected": wrong}, (1, 5))

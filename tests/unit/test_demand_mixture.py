@@ -211,7 +211,7 @@ def test_starting_up_is_forgotten_when_training_begins() -> None:
 
 def test_memory_that_outgrows_its_scale_is_followed() -> None:
     forecaster = MixtureForecaster()
-    for second in range(60):
+    for second in range(80):
         forecaster.observe(window(second, 0.5, memory=float(GIB) if second < 30 else 40.0 * GIB))
     forecast = forecast_of(forecaster)
     assert_sound(forecast)

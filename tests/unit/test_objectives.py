@@ -16,7 +16,7 @@ from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.interference.rule import UtilisationRule
 from cotenant.forecasting.training.demand_artefact import DemandArtefact
 from cotenant.forecasting.training.demand_fit import Examples, TrainingOptions, collect, fit_demand, train_demand
-from cotenant.forecasting.training.demand_replay import ewma, in_units, memory_units, replay
+from cotenant.forecasting.training.demand_replay import ewma, memory_units, replay
 from cotenant.forecasting.training.interference import fit_interference
 from cotenant.forecasting.training.objectives import (
     CONSTANT,
@@ -290,7 +290,6 @@ class TestReplay:
         values = np.array([100.0, 150.0, 500.0, 450.0]) * MIB
         units = memory_units(values)
         assert units.tolist() == [200.0 * MIB, 200.0 * MIB, 1000.0 * MIB, 1000.0 * MIB]
-        assert [part.tolist() for part in in_units(values, units)] == [[0.5, 0.75], [0.5, 0.45]]
         assert memory_units(np.array([1.0])).tolist() == [128.0 * MIB]
 
     def test_a_change_of_unit_starts_afresh(self) -> None:
