@@ -78,7 +78,10 @@ def rearrange(
     """
     still = [each for each in placed if each[0].job_id in fixed or not _movable(each[0])]
     taken = {share.gpu_id for _, placement in still for share in placement.shares}
-    moving = [each for each in placed if each not in still and each[1].shares[0].gpu_id not in taken][:MOST_JOBS]
+    moving = [each for each in placed if each not in still and each[1].shares[0].gpu_id not in taken]
+    # A GPU is looked at with all jobs that were placed there, or not at all.
+    cut = {placement.shares[0].gpu_id for _, placement in moving[MOST_JOBS:]}
+    moving = [each for each in moving[:MOST_JOBS] if each[1].shares[0].gpu_id not in cut]
     trying = [request for request in waiting if request.job_id not in fixed and _movable(request)][:MOST_WAITING]
     used = list(dict.fromkeys(placement.shares[0].gpu_id for _, placement in moving))
     if len(moving) + len(trying) < 2 or not used:

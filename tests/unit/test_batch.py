@@ -12,7 +12,7 @@ from packing import GIB, gpu, profile, request, resident
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.types import UNKNOWN_PROFILE
-from cotenant.placement.batch import rearrange
+from cotenant.placement.batch import MOST_JOBS, rearrange
 from cotenant.placement.engine import policy
 from cotenant.placement.fleet import Fleet
 from cotenant.placement.objective import score
@@ -158,3 +158,19 @@ def test_never_fewer_jobs_never_a_worse_score_and_no_promise_broken(
     else:
         total(cluster, better)
     assert together(cluster, named) == better
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.sampled_from([0.1, 0.3, 0.5, 0.7, 0.9]), min_size=MOST_JOBS + 2, max_size=MOST_JOBS + 16), st.data())
+def test_more_jobs_than_can_change_places_break_no_promise(utils: list[float], data: st.DataObject) -> None:
+    cluster = [gpu(f"g{i}") for i in range(len(utils) // 2)]
+    sizes = st.sampled_from([GIB, 6 * GIB, 10 * GIB])
+    named = [
+        request(f"j{i}", util, memory=data.draw(sizes), max_slowdown=data.draw(st.sampled_from([1.2, 3.0])))
+        for i, util in enumerate(utils)
+    ]
+    placed, _ = one_by_one(cluster, named)
+    better = together(cluster, named)
+    if better is not None:
+        assert {job.job_id for job, _ in placed} <= {job.job_id for job, _ in better}
+        total(cluster, better)
