@@ -47,5 +47,5 @@ def test_which_cluster_is_joined(
     ClusterRecord("recorded:1", "disabled", None, None, None).save()
     asked: list[str | None] = []
     monkeypatch.setattr(ray, "init", lambda address, **_: asked.append(address))
-    transport._join(given)
+    transport.join(given)
     assert asked == [joined]
