@@ -264,19 +264,19 @@ def test_a_measurement_that_says_the_same_again_changes_nothing(classes: ColdSta
     assert made.job("resident").profile is before
 
 
-class OnlyWith:
-    """Predicts full speed beside one program and none beside any other."""
+class AllBut:
+    """Predicts full speed but in sets with one program."""
 
-    name = "only with"
+    name = "all but"
 
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
-        good = len(members) == 1 or any(member.fingerprint == "fp-good" for member in members)
+        good = len(members) == 1 or not any(member.fingerprint == "fp-bad" for member in members)
         return [ThroughputPrediction(*[1.0 if good else 0.1] * 3)] * len(members)
 
 
 def test_the_refusal_of_one_program_is_not_that_of_another() -> None:
     made = Driver()
-    made.core = Core(settings(), lambda _versions: Models(interference=OnlyWith()))
+    made.core = Core(settings(), lambda _versions: Models(interference=AllBut()))
     made.do(HostJoined(host()))
     hints = {"gpu_memory": GIB, "compute": 0.3}
     made.run(spec("resident", **hints))
