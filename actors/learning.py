@@ -101,10 +101,13 @@ class Evidence:
         self.since_training = len(loaded.observations)
         if len(loaded.observations) <= LONGEST_FILE:
             return
-        fresh = self.path.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        save_observations(fresh, EvidenceBook(loaded.observations).observations())
-        fresh.replace(self.path)
+        try:
+            fresh = self.path.with_suffix(".new")
+            fresh.unlink(missing_ok=True)
+            save_observations(fresh, EvidenceBook(loaded.observations).observations())
+            fresh.replace(self.path)
+        except OSError as error:
+            self._tell(f"{self.path} cannot be shortened ({error})")
 
 
 class Training:

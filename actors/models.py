@@ -18,6 +18,7 @@ from cotenant.forecasting.datasets.registry import (
     load_interference,
 )
 from cotenant.forecasting.interference import UtilisationRule
+from cotenant.forecasting.types import InterferencePredictor
 from cotenant.scheduler.core.models import Models
 
 T = TypeVar("T")
@@ -32,7 +33,9 @@ class ModelShelf:
     """
 
     def __init__(self, settings: PredictionSettings, state_dir: Path) -> None:
-        self.registry = Registry(state_dir / "models" if settings.models is None else Path(settings.models))
+        self.registry = Registry(
+            state_dir / "models" if settings.models is None else Path(settings.models).expanduser()
+        )
         self._kinds: dict[Kind, bool] = {
             "interference": settings.interference == "learned",
             "coldstart": settings.cold_start,
@@ -48,13 +51,11 @@ class ModelShelf:
         """Return the models of these versions (see ``ModelSource``)."""
         serving: dict[str, str] = {}
         warnings: list[str] = []
-        bundle = self._first(
-            "interference", versions, lambda version: load_interference(self.registry, version), serving, warnings
-        )
+        learned = self._first("interference", versions, self._predictor, serving, warnings)
         classes = self._first(
             "coldstart", versions, lambda version: load_coldstart(self.registry, version), serving, warnings
         )
-        interference = UtilisationRule() if bundle is None else bundle.predictor()
+        interference = UtilisationRule() if learned is None else learned
         serving.setdefault("interference", "utilisation rule")
         return Models(interference, classes, serving, tuple(warnings))
 
@@ -62,6 +63,9 @@ class ModelShelf:
         """Return the trained demand experts of these versions, None when there are none; and what went wrong."""
         warnings: list[str] = []
         return self._first("demand", versions, self._sound_experts, {}, warnings), tuple(warnings)
+
+    def _predictor(self, version: str) -> InterferencePredictor:
+        return load_interference(self.registry, version).predictor()
 
     def _sound_experts(self, version: str) -> DemandExperts:
         experts = load_demand(self.registry, version)
@@ -97,7 +101,7 @@ class ModelShelf:
         for version in dict.fromkeys((wanted, SHIPPED)):
             try:
                 found = load(version)
-            except (ModelFileError, ValueError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with a model, something else serves
                 warnings.append(f"{kind} model {version} cannot be used: {error}")
             else:
                 serving[kind] = version

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from cotenant.actors.demand import ServingForecaster
 from cotenant.actors.history import open_history, store_folder
@@ -88,11 +89,17 @@ class Prm:
 
     def work_off(self) -> None:
         """Take in what waits, and send the scheduler the forecasts it leads to."""
-        batches, self._waiting = self._waiting, []
-        windows = [
-            [accepted(signature) for signature in batch.signatures if signature.job_id in batch.fingerprints]
-            for batch in batches
-        ]
+        waiting, self._waiting = self._waiting, []
+        batches: list[WindowBatch] = []
+        windows: list[list[Signature]] = []
+        for batch in waiting:
+            try:
+                usable = [accepted(each) for each in batch.signatures if each.job_id in batch.fingerprints]
+            except ValueError as error:  # of a newer agent: the other hosts are not to blame
+                _log(f"windows of host {batch.host_id} are left out: {error}")
+                continue
+            batches.append(batch)
+            windows.append(usable)
         foreseen = {key: said for batch in batches for key, said in batch.foreseen.items()}
         for batch, signatures in zip(batches, windows, strict=True):
             self._prime(batch, signatures)
@@ -101,7 +108,11 @@ class Prm:
         jobs = dict.fromkeys(job_id for look in looks for job_id in look.profiles)
         forecasts = self._forecaster.forecast_batch(list(jobs))
         for look in looks:
-            self._tell_scheduler(look, {job_id: forecasts[job_id] for job_id in look.profiles if job_id in forecasts})
+            try:
+                known = {job_id: forecasts[job_id] for job_id in look.profiles if job_id in forecasts}
+                self._tell_scheduler(look, known)
+            except (ValueError, RayError) as error:  # it is being started anew; learning goes on
+                _log(f"the scheduler cannot be told: {error}")
             self._forget_ended(look.batch)
         if batches and not 0.0 <= batches[-1].at - self._saved_at < SAVE_EVERY_S:
             self._saved_at = batches[-1].at
@@ -114,9 +125,9 @@ class Prm:
         """Write down what was learnt and measured; called before the actor is ended."""
         self._training.close()
         self._save()
-        self._watch.close()
         if self._history is not None:
             self._history.close()
+        self._watch.close()
 
     def predictions(self) -> PredictionsView:
         """Return what forecasts demand here, how good predictions were lately, and what is being learnt."""
@@ -150,8 +161,10 @@ class Prm:
 
     def _prime(self, batch: WindowBatch, signatures: Sequence[Signature]) -> None:
         """Tell the forecaster what earlier runs of a program showed, before its first window."""
-        for job_id in {signature.job_id for signature in signatures} - self._jobs.keys():
-            self._forecaster.prime(job_id, self._book.profile(None, batch.fingerprints[job_id]))
+        for signature in signatures:
+            if signature.job_id not in self._jobs_on_host.get(batch.host_id, set()):
+                program = _on(batch.fingerprints[signature.job_id], batch.gpu_types.get(signature.gpu_id, ""))
+                self._forecaster.prime(signature.job_id, self._book.profile(None, program))
 
     def _learn(self, batch: WindowBatch, signatures: Sequence[Signature]) -> _Look:
         """Keep what one host's windows tell of its jobs, alone and beside each other."""
@@ -160,9 +173,14 @@ class Prm:
             self._training.count(len(signatures))
         briefs = [brief(signature) for signature in signatures]  # an hour of details would not fit into memory
         for signature in briefs:
-            self._book.observe(signature, batch.fingerprints[signature.job_id])
+            gpu_type = batch.gpu_types.get(signature.gpu_id, "")
+            known_as = replace(signature, job_id=_on(signature.job_id, gpu_type))
+            self._book.observe(known_as, _on(batch.fingerprints[signature.job_id], gpu_type))
             self._jobs.setdefault(signature.job_id, deque(maxlen=KEEP_WINDOWS)).append(signature)
-        profiles = {signature.job_id: self._profile(batch, signature.job_id) for signature in briefs}
+        profiles = {
+            signature.job_id: self._profile(batch, signature.job_id, batch.gpu_types.get(signature.gpu_id, ""))
+            for signature in briefs
+        }
         self._watch.windows(batch.host_id, briefs, batch.fingerprints)
         observations = self._evidence.observe(batch, briefs, profiles)
         self._watch.slowdowns(batch.host_id, batch.at, observations)
@@ -171,9 +189,9 @@ class Prm:
             readings.append((batch.at, device.util, device.memory_bytes))
         return _Look(batch, briefs, profiles)
 
-    def _profile(self, batch: WindowBatch, job_id: str) -> DemandProfile:
+    def _profile(self, batch: WindowBatch, job_id: str, gpu_type: str) -> DemandProfile:
         fingerprint = batch.fingerprints[job_id]
-        known = self._book.profile(job_id, fingerprint)
+        known = self._book.profile(_on(job_id, gpu_type), _on(fingerprint, gpu_type))
         return replace(known, fingerprint=fingerprint, family=batch.families.get(job_id, ""))
 
     def _tell_scheduler(self, look: _Look, forecasts: Mapping[str, Forecast]) -> None:
@@ -190,9 +208,10 @@ class Prm:
             for signature in look.windows
             if signature.job_id in forecasts
         ]
-        evidence = self._evidence.due(batch.at) if self._learns_pairs else ()
+        scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
+        due = self._evidence.due(batch.at)
+        evidence = due if self._learns_pairs else ()
         if measurements or evidence:
-            scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
             if evidence:
                 scheduler.evidence.remote(EvidenceGathered(evidence))
             if measurements:
@@ -228,10 +247,18 @@ class Prm:
             return ProfileBook()
 
     def _save(self) -> None:
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(self._book.to_json(), encoding="utf-8")
-        temporary.replace(self._path)
+        try:
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text(self._book.to_json(), encoding="utf-8")
+            temporary.replace(self._path)
+        except OSError as error:
+            _log(f"{self._path} cannot be written ({error}); trying again")
         self._evidence.save()
+
+
+def _on(name: str, gpu_type: str) -> str:
+    """The key of what a job or program does on GPUs of one type: its rate there says nothing about another."""
+    return f"{name} on {gpu_type}" if gpu_type else name
 
 
 def _own_handle() -> Any:

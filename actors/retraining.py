@@ -90,7 +90,8 @@ class Retrainer:
         self._started[kind] = self._clock()
         output = self._folder / f"retrain-{kind}.log"
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = ("nice", "-n", str(LEAST_NICE), *self._program, "--kind", kind, *arguments)
+        parent = ("--parent", str(os.getpid()))  # it ends with this process, however that ends
+        command = ("nice", "-n", str(LEAST_NICE), *self._program, "--kind", kind, *parent, *arguments)
         with output.open("wb") as file:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from cotenant.scheduler.views import DemandScoreView, SlowdownScoreView
 FOLDER = "predictions"
 DRIFT_HORIZON_S = 5  # what resizing looks at; of its forecasts every fifth is watched: the others overlap with it
 SHOWN_DRIFTS = 16
+MOST_WATCHED = 20_000  # jobs
 
 
 class PredictionLog:
@@ -61,7 +63,9 @@ class Watch:
         self._slowdowns = SlowdownScores()
         self._book = EvidenceBook()
         self._versions: Mapping[str, str] | None = None
+        self._demand: str | None = None
         self._drift = {"demand": DriftDetector(0.95), "interference": DriftDetector(0.8)}
+        self._watched: dict[str, float] = {}  # when the last forecast of a job that is watched for drift was made
         self._reasons: dict[str, str] = {}
         self.drifts: deque[str] = deque(maxlen=SHOWN_DRIFTS)
         self.follow()
@@ -69,9 +73,13 @@ class Watch:
     def follow(self) -> None:
         """Judge the models that are active in the registry."""
         versions = self._shelf.wanted()
-        versions.pop("demand", None)
+        demand = versions.pop("demand", None)
+        if demand != self._demand:
+            self._demand = demand
+            self._drift["demand"] = DriftDetector(0.95)  # what went before was another model's
         if versions != self._versions:
             self._versions = versions
+            self._drift["interference"] = DriftDetector(0.8)
             self._interference = self._shelf.load(versions).interference
             self._predictor = informed(self._interference, self._book.observations())
 
@@ -79,7 +87,7 @@ class Watch:
         """Score the forecasts whose moment these windows are."""
         rows = self._forecasts.observe(signatures)
         for row in rows:
-            if row.quantity == "util" and row.horizon_s == DRIFT_HORIZON_S and int(row.made_at) % DRIFT_HORIZON_S == 0:
+            if row.quantity == "util" and row.horizon_s == DRIFT_HORIZON_S and self._apart(row):
                 key = fingerprints.get(row.job_id, "")
                 found = self._drift["demand"].update(key, abs(row.actual - row.p50), row.actual <= row.p95)
                 self._note("demand", f"program {key}", found, row.made_at)
@@ -106,6 +114,16 @@ class Watch:
         if self._log is not None and rows:
             self._log.slowdowns.add(host_id, rows)
 
+    def _apart(self, row: ScoredForecast) -> bool:
+        """Whether a forecast does not overlap with the last one of the job that was watched."""
+        if 0.0 <= row.made_at - self._watched.get(row.job_id, -math.inf) < DRIFT_HORIZON_S - 0.5:
+            return False
+        self._watched.pop(row.job_id, None)
+        self._watched[row.job_id] = row.made_at
+        while len(self._watched) > MOST_WATCHED:
+            del self._watched[next(iter(self._watched))]
+        return True
+
     def reasons(self) -> dict[str, str]:
         """Return, by kind of model, why it should be trained again; a kind that has not drifted is missing."""
         return dict(self._reasons)
@@ -123,6 +141,7 @@ class Watch:
     def forget(self, job_id: str) -> None:
         """Drop a job that ended; what it told of the predictions stays."""
         self._forecasts.forget(job_id)
+        self._watched.pop(job_id, None)
 
     def demand_scores(self, job_id: str | None = None) -> list[DemandScoreView] | None:
         """Return how good the demand forecasts were lately, of one job or of all; None when the job is not known."""

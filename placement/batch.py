@@ -76,13 +76,13 @@ def rearrange(
         All jobs that have a place now, in an order in which each placement rests on those before it; None when nothing
         is better.
     """
-    still = [each for each in placed if each[0].job_id in fixed or not _movable(each[0])]
+    still = [each for each in placed if each[0].job_id in fixed or not _movable(each[0], settings)]
     taken = {share.gpu_id for _, placement in still for share in placement.shares}
     moving = [each for each in placed if each not in still and each[1].shares[0].gpu_id not in taken]
     # A GPU is looked at with all jobs that were placed there, or not at all.
     cut = {placement.shares[0].gpu_id for _, placement in moving[MOST_JOBS:]}
     moving = [each for each in moving[:MOST_JOBS] if each[1].shares[0].gpu_id not in cut]
-    trying = [request for request in waiting if request.job_id not in fixed and _movable(request)][:MOST_WAITING]
+    trying = [each for each in waiting if each.job_id not in fixed and _movable(each, settings)][:MOST_WAITING]
     used = list(dict.fromkeys(placement.shares[0].gpu_id for _, placement in moving))
     if len(moving) + len(trying) < 2 or not used:
         return None
@@ -108,8 +108,11 @@ def _spare(fleet: Fleet, used: Collection[str]) -> list[GpuView]:
     return [fleet[place] for place in empty if fleet[place].gpu_id not in used][:SPARE_GPUS]
 
 
-def _movable(request: Request) -> bool:
-    return request.gpus == 1 and not request.exclusive and with_hinted_profile(request).profile.source != "unknown"
+def _movable(request: Request, settings: PlacementSettings) -> bool:
+    """Whether a job may share, and enough is known of it to say with whom."""
+    profile = with_hinted_profile(request).profile
+    known = profile.source != "unknown" and (profile.source != "history" or profile.observed_s >= settings.profile_s)
+    return request.gpus == 1 and not request.exclusive and known
 
 
 def _placed_again(policy: PlacesOne, batch: Batch) -> list[tuple[Request, Placement]] | None:
@@ -186,8 +189,11 @@ class Batch:
                     if to != gpu:
                         yield _Change({gpu: left, to: self.crews[to] | {other}}, bonus)
         for job, gpu in where.items():
+            last = len(self.crews[gpu]) == 1 and not self.gpus[gpu].residents
             for to in different:
-                if to != gpu:
+                # Nobody waits: a GPU that falls idle serves nobody, and being alone is protection that costs nothing.
+                idles = last and not self.waiting and bool(self.crews[to] or self.gpus[to].residents)
+                if to != gpu and not (idles and self.settings.packing_bias < 1.0):
                     yield _Change({gpu: self.crews[gpu] - {job}, to: self.crews[to] | {job}})
             for other, to in where.items():
                 if job < other and gpu != to:

@@ -77,7 +77,7 @@ def load_observations(path: Path) -> LoadedObservations:
                 continue
             try:
                 found.append(_observation(json.loads(line)))
-            except (ValueError, TypeError, KeyError) as error:  # a broken line of text is a ValueError too
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:  # broken text: ValueError
                 problems.append(f"{path}, line {number}: skipped: {error}")
     return LoadedObservations(tuple(found), tuple(problems))
 

@@ -141,6 +141,7 @@ class GuardedForecaster:
         self._primed: dict[str, DemandProfile] = {}
         self._fallen: dict[str, str] = {}  # why the simple one serves a job although there is a primary
         self._failure = ""  # why there is no primary
+        self._refused = ""  # why the last new primary never took over
         self._begin(factory)
 
     @property
@@ -166,6 +167,8 @@ class GuardedForecaster:
             jobs = f"{named} and {more} more" if more > 0 else named
             why = next(iter(self._fallen.values()))
             return f"the simple forecaster serves {jobs}: {_name(self._primary)}: {why}"
+        if self._refused:
+            return f"the new forecaster did not take over: {self._refused}; the one before goes on"
         return ""
 
     def swap(self, factory: Factory) -> None:
@@ -173,6 +176,7 @@ class GuardedForecaster:
 
         It also makes the fresh ones after later failures, once it has taken over. A swap under way is given up.
         """
+        self._refused = ""
         self._begin(factory)
 
     def prime(self, job_id: str, profile: DemandProfile) -> None:
@@ -277,7 +281,7 @@ class GuardedForecaster:
     def _take_over(self) -> None:
         if self._coming is not None and self._coming.ready:
             self._factory, self._primary, self._coming = self._coming.factory, self._coming.forecaster, None
-            self._failure = ""
+            self._failure = self._refused = ""
             self._fallen.clear()
 
     def _drop(self, failure: str) -> None:
@@ -288,6 +292,7 @@ class GuardedForecaster:
     def _missing(self, failure: str) -> None:
         """When there is no primary and none is coming, wait before the next try, longer every time."""
         if self._primary is not None:
+            self._refused = failure
             return
         self._failure = failure
         if self._coming is not None:

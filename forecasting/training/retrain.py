@@ -4,8 +4,8 @@
 ``--kind demand --registry DIR --store DIR``.
 
 A candidate that is not worse than the active model on groups that neither has seen (``candidates.py``) becomes a
-version of the registry and the active one. Otherwise nothing changes. A process that is killed leaves the registry as
-it was.
+version of the registry and the active one. Otherwise nothing changes. A process that is killed leaves the active
+model as it was.
 
 The last line of stdout is JSON: ``{"kind", "version", "adopted", "reason", "candidate", "active"}``; ``version`` is
 null unless the candidate was adopted, the last two are errors by name. What was skipped or failed goes to stderr.
@@ -18,7 +18,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -50,6 +53,8 @@ SPANS_S = (3600.0, 6 * 3600.0, 24 * 3600.0, 7 * 24 * 3600.0)  # a busy store is 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one retraining and return the exit code."""
     options = _options(arguments)
+    if options.parent is not None:
+        threading.Thread(target=_end_with, args=(options.parent,), daemon=True).start()
     registry = Registry(options.registry)
     origin = Origin(datetime.now(UTC).isoformat(timespec="milliseconds"), _program())
     kind: Kind = options.kind
@@ -75,6 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAULT
     _say(kind, found, version)
     return DONE
+
+
+def _end_with(parent: int) -> None:
+    """End this process once the one that started it has ended: nobody would learn of the outcome."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(FAULT)
 
 
 def _interference(registry: Registry, evidence: Path, origin: Origin) -> Comparison:
@@ -148,6 +160,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--registry", type=Path, required=True, metavar="DIR", help="model registry")
     parser.add_argument("--evidence", type=Path, metavar="FILE", help="observations of the cluster (interference)")
     parser.add_argument("--store", type=Path, metavar="DIR", help="signature store of the cluster (demand)")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process is no longer the parent")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=TrainingOptions().updates, help="of the nets' weights (demand)")
     found = parser.parse_args(arguments)

@@ -51,8 +51,10 @@ class Account:
         span_s = now - self.at
         if span_s <= 0.0:
             return self.used
-        left = math.exp2(-span_s / half_life_s)
-        return self.used * left + self.held * half_life_s / math.log(2.0) * (1.0 - left)
+        decay = span_s / half_life_s * math.log(2.0)
+        # Written so that a half-life of thousands of years neither cancels nor overflows.
+        charged = -math.expm1(-decay) / decay if decay > 0.0 else 1.0
+        return self.used * math.exp(-decay) + self.held * span_s * charged
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +188,10 @@ def held_of(job: Job, gpus: Mapping[str, Gpu]) -> float:
 
 def _held(job: Job, share: Share, gpu: Gpu | None) -> float:
     hints, profile = job.spec.hints, job.profile
-    if hints.isolation == "hard" or profile is None or (profile.source == "unknown" and hints.compute is None):
+    if hints.isolation == "hard" or profile is None:
         return 1.0
-    compute = min(share.compute, hints.compute or demand_of(profile.util_p95, 0.0, 0.0))
+    unknown = profile.source == "unknown" and hints.compute is None  # it holds what it got: all of it, or a slot
+    compute = share.compute if unknown else min(share.compute, hints.compute or demand_of(profile.util_p95, 0.0, 0.0))
     memory = share.memory_bytes / gpu.memory_bytes if gpu is not None and gpu.memory_bytes > 0 else 0.0
     return _counted(compute, memory)
 

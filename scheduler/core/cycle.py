@@ -49,6 +49,7 @@ class Plan:
         placed: Placements in the order in which they were found, each resting on those before it.
         refused: Why each other waiting job has to wait.
         over_quota: Those of them whose tenant or queue may not start them.
+        limited: Those of them to which any limit of a tenant or queue applies.
         gpus: The GPUs as they will be.
         held: GPUs kept for a job that has waited too long.
     """
@@ -56,6 +57,7 @@ class Plan:
     placed: list[Placement] = field(default_factory=list)
     refused: dict[str, NoFit] = field(default_factory=dict)
     over_quota: set[str] = field(default_factory=set)
+    limited: set[str] = field(default_factory=set)
     gpus: tuple[GpuView, ...] = ()
     held: Held = NOTHING_HELD
 
@@ -142,6 +144,8 @@ class _Proposal:
                 return
             refusal = self._refusals[ask] = answer
         self.plan.refused[job.spec.job_id] = refusal
+        if self._quotas.limits(job.spec.hints):
+            self.plan.limited.add(job.spec.job_id)
         if any(error.kind in QUOTA_KINDS for error in refusal.errors):
             self.plan.over_quota.add(job.spec.job_id)
             self._waiting_gpus -= job.spec.hints.gpus
@@ -222,8 +226,9 @@ class _Proposal:
         mine = old is not None and old.job_id == job.spec.job_id
         if not mine and not has_waited_long(job, now):
             return
-        wish = Wish(job.spec.job_id, state.request_of(job), self._packing.memory_margin)
-        allowed = on_allowed_host(job, self._fleet)
+        request = state.request_of(job)
+        wish = Wish(job.spec.job_id, request, self._packing.memory_margin)
+        allowed = self._quotas.within(request, job.spec.hints, on_allowed_host(job, self._fleet))
         if old is not None and mine:
             found = renewed(old, wish, allowed, state.end_of, now)
         else:
@@ -279,7 +284,7 @@ def _count_overlooked(state: State, queue: Sequence[Job], plan: Plan) -> None:
     counts: dict[str, int] = {}
     for job in queue if idle else ():
         job_id = job.spec.job_id
-        if job_id in plan.over_quota:
+        if job_id in plan.limited:  # an idle GPU may be one on which it would hold more than it may
             continue
         if job_id in state.queued and fits_idle(state.request_of(job), on_allowed_host(job, idle), margin):
             counts[job_id] = state.overlooked.get(job_id, 0) + 1

@@ -115,9 +115,12 @@ class GuardedInterference:
         ]
 
     def _sound(self, answer: Sequence[ThroughputPrediction], members: int) -> bool:
-        if len(answer) == members and all(0.0 < p.low <= p.mid <= p.high <= 1.0 for p in answer):
-            return True
-        self.fault = f"it predicted {[(p.low, p.mid, p.high) for p in answer]} for {members} jobs"
+        try:
+            if len(answer) == members and all(0.0 < p.low <= p.mid <= p.high <= 1.0 for p in answer):
+                return True
+        except (TypeError, AttributeError):
+            pass  # no predictions at all
+        self.fault = f"it predicted {answer!r:.200} for {members} jobs"
         return False
 
 

@@ -113,6 +113,8 @@ def urgency_of(outlook: Outlook | None) -> float:
 
 def held_urgency(before: float, outlook: Outlook, settings: SchedulingSettings, *, risk_changed: bool) -> float:
     """Return the urgency with which a running job's share weighs from now on."""
+    if outlook.lost:
+        return 0.0  # nobody yields to what cannot be met any more
     fresh = settings.urgency_weight * urgency_of(outlook) + (RISK_POINTS if outlook.at_risk else 0.0)
     return fresh if risk_changed or abs(fresh - before) >= HELD_CHANGE else before
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from packing import GIB, profile, window
@@ -387,3 +388,19 @@ def test_an_abrupt_change_widens_the_interval_within_a_few_windows(factory: Call
         assert before.util[horizon].p99 < 0.21
         assert after.util[horizon].p95 >= 0.59
     assert after.util[5].p99 - after.util[5].p10 > 0.1
+
+
+def test_a_new_primary_that_fails_before_it_takes_over_is_told() -> None:
+    class Failing(MixtureForecaster):
+        def observe_batch(self, signatures: Any, foreseen: Any = None) -> None:
+            raise RuntimeError("no weights")
+
+    guarded = GuardedForecaster(MixtureForecaster)
+    first = Signature("j", "g", 1.0, 1.0, 10, 0.5, 0.5, 1e9, 1e9, 1.0, 0.0, 0.0, 0, 1.0)
+    guarded.observe(first)
+    guarded.swap(Failing)
+    guarded.observe(replace(first, start_s=2.0))
+    assert "did not take over: RuntimeError: no weights" in guarded.note()
+    assert not guarded.degraded
+    guarded.swap(MixtureForecaster)
+    assert guarded.note() == ""

@@ -150,7 +150,48 @@ def test_what_was_learnt_survives_the_actor(tmp_path: Path, scheduler: Recorder)
         first.observe(batch("h", window("a", second)))
     first.close()
     again = Prm(str(tmp_path), Settings().model_dump_json())
-    again.observe(WindowBatch("h", START + 100.0, (window("new", 99, util=0.0, rate=None),), {"new": "program a"}, ()))
+    later = replace(batch("h", window("new", 99, util=0.0, rate=None)), fingerprints={"new": "program a"})
+    again.observe(later)
     (measured,) = scheduler.reports[-1].measurements
     assert measured.profile.solo_step_rate == pytest.approx(10.0)
     again.close()
+
+
+def test_one_host_with_a_newer_agent_does_not_silence_the_others(prm: Prm, scheduler: Recorder) -> None:
+    newer = window("a", 0)
+    object.__setattr__(newer, "schema_version", 99)
+    prm._waiting = [batch("new", newer), batch("h", window("b", 0))]
+    prm.work_off()
+    assert [each.job_id for report in scheduler.reports for each in report.measurements] == ["b"]
+
+
+def test_learning_goes_on_while_the_scheduler_is_away(prm: Prm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_names: str) -> None:
+        raise ValueError("no such actor")
+
+    monkeypatch.setattr(ray, "get_actor", away)
+    for second in range(12):
+        prm.observe(batch("h", window("a", second)))
+    assert {each.horizon_s for each in prm.forecast_scores("a") or []} == {1, 5}
+
+
+def test_a_rate_alone_on_one_type_of_gpu_says_nothing_about_another(prm: Prm, scheduler: Recorder) -> None:
+    for second in range(20):
+        prm.observe(replace(batch("h", window("a", second, rate=100.0)), gpu_types={"gpu of a": "fast"}))
+    for second in range(20, 80):
+        both = tuple(replace(window(j, second, rate=20.0, neighbours=1), gpu_id="slow-0") for j in ("a", "b"))
+        prm.observe(replace(batch("h", *both), gpu_types={"slow-0": "slow"}))
+    assert not scheduler.evidences
+    assert scheduler.reports[-1].measurements[0].profile.solo_step_rate is None
+
+
+def test_a_full_disk_is_told_and_learning_goes_on(
+    tmp_path: Path, scheduler: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = Prm(str(tmp_path), Settings().model_dump_json())
+    (tmp_path / "profiles.tmp").mkdir()  # nothing can be written there
+    for second in range(30):
+        manager.observe(batch("h", window("a", second)))
+    assert "profiles.json cannot be written" in capsys.readouterr().out
+    assert len(scheduler.reports) == 30
+    manager.close()
