@@ -163,3 +163,11 @@ def test_accounts_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Monk
     job = Job(half("j", tenant="c"), JobState.QUEUED, queued_at=0.0)
     accounts.note(job, {}, 0.0, DAY_S)
     assert list(accounts.by_kind["tenant"]) == ["a", "c"]
+
+
+@pytest.mark.parametrize("half_life_s", [1.0, 86_400.0, 1e15, 1e17, 1e308])
+def test_any_half_life_charges_what_was_held(half_life_s: float) -> None:
+    charged = Account(used=0.0, at=0.0, held=2.0).used_at(10.0, half_life_s)
+    assert 0.0 < charged <= 20.0 * (1.0 + 1e-12)
+    if half_life_s > 1e6:
+        assert charged == pytest.approx(20.0, rel=1e-3)

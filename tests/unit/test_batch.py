@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -174,3 +175,19 @@ def test_more_jobs_than_can_change_places_break_no_promise(utils: list[float], d
     if better is not None:
         assert {job.job_id for job, _ in placed} <= {job.job_id for job, _ in better}
         total(cluster, better)
+
+
+def test_jobs_that_need_not_share_are_not_put_together() -> None:
+    cluster, jobs = [gpu("g0"), gpu("g1")], [request("a", 0.3), request("b", 0.3)]
+    placed, waiting = one_by_one(cluster, jobs)
+    assert not waiting
+    assert len(crews(placed)) == 2
+    assert together(cluster, jobs) is None
+
+
+def test_a_job_measured_for_a_moment_spoils_no_exchange() -> None:
+    brief = request("brief", known=replace(profile(0.3), observed_s=1.0))
+    cluster = [gpu("g0"), gpu("g1"), gpu("g2")]
+    better = together(cluster, [brief, *FAIR, *HEAVY])
+    assert better is not None
+    assert {"heavy-1", "heavy-2"} <= {job.job_id for job, _ in better}

@@ -93,3 +93,15 @@ def test_what_ended_is_forgotten_and_still_counts(watch: Watch) -> None:
     watch.forget("j")
     assert watch.demand_scores("j") is None
     assert watch.demand_scores()
+
+
+def test_a_replaced_model_is_judged_anew(watch: Watch, tmp_path: Path) -> None:
+    for second in range(49):  # one more, and the intervals would be too narrow
+        seen = Observation("cpu-core", job(f"a{second}", 0.05), (job(f"b{second}", 0.05),), 0.1, 0.09, 0.11, 60.0)
+        watch.slowdowns("host", START + second, [seen])
+    (tmp_path / "models").mkdir(exist_ok=True)
+    (tmp_path / "models" / "active.json").write_text('{"interference": "20200101T000000Z-00000000"}')
+    watch.follow()
+    seen = Observation("cpu-core", job("c", 0.05), (job("d", 0.05),), 0.1, 0.09, 0.11, 60.0)
+    watch.slowdowns("host", START + 60.0, [seen])
+    assert watch.reasons() == {}
