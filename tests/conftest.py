@@ -6,9 +6,11 @@ import signal
 
 
 def pytest_configure() -> None:
-    """Have SIGINT work in the processes that tests start, also where a shell started the tests in the background.
+    """Have SIGINT and SIGHUP work in the processes that tests start, whatever started the tests.
 
-    Such a shell has it ignored, and what is ignored stays so in every child.
+    A shell that starts something in the background has SIGINT ignored, ``nohup`` has SIGHUP ignored, and what is
+    ignored stays so in every child. What is handled here is not.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
