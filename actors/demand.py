@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cotenant.actors.models import ModelShelf
 from cotenant.configs.settings import PredictionSettings
 from cotenant.forecasting.demand import EwQuantileForecaster, MixtureForecaster
-from cotenant.forecasting.demand.guarded import BatchForecaster, GuardedForecaster
+from cotenant.forecasting.demand.guarded import GuardedForecaster
 from cotenant.forecasting.demand.hostside import Foreseen
 from cotenant.forecasting.types import DemandProfile, Signature
 
@@ -54,11 +54,8 @@ class ServingForecaster(GuardedForecaster):
         self._version = version
         experts, self.warnings = self._shelf.demand(wanted)
         if experts is None:
-            factory, self.serving = _mixture, UNTRAINED
+            self.serving = UNTRAINED
+            self.swap(MixtureForecaster)
         else:
-            factory, self.serving = experts.forecaster, f"mixture with trained experts, version {version}"
-        self.swap(factory)
-
-
-def _mixture() -> BatchForecaster:
-    return MixtureForecaster()
+            self.serving = f"mixture with trained experts, version {version}"
+            self.swap(experts.forecaster)

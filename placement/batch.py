@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction, predict_sets
 from cotenant.placement.constraints import basic_error, with_hinted_profile
+from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Fleet
 from cotenant.placement.objective import cautious, packing_saving, score, slowness
 from cotenant.placement.shares import TOLERANCE, floor_of, memory_need
@@ -35,23 +35,8 @@ SPARE_GPUS = 4  # empty GPUs that jobs may move to
 _Crew = frozenset[int]
 
 
-class PlacesOne(Protocol):
-    """What of a placement policy is needed here; see ``PlacementPolicy.place``."""
-
-    def place(
-        self,
-        request: Request,
-        gpus: Sequence[GpuView],
-        predictor: InterferencePredictor,
-        settings: PlacementSettings,
-        waiting_gpus: int,
-    ) -> Placement | NoFit:
-        """Return shares for the job, or every reason why there are none."""
-        ...
-
-
 def rearrange(
-    policy: PlacesOne,
+    policy: PlacementPolicy,
     before: Fleet,
     placed: Sequence[tuple[Request, Placement]],
     waiting: Sequence[Request],
@@ -115,7 +100,7 @@ def _movable(request: Request, settings: PlacementSettings) -> bool:
     return request.gpus == 1 and not request.exclusive and known
 
 
-def _placed_again(policy: PlacesOne, batch: Batch) -> list[tuple[Request, Placement]] | None:
+def _placed_again(policy: PlacementPolicy, batch: Batch) -> list[tuple[Request, Placement]] | None:
     """Place every job on the GPU the batch found for it; None when the policy does not agree."""
     found: list[tuple[Request, Placement]] = []
     for gpu, crew in zip(batch.gpus, batch.crews, strict=True):

@@ -14,6 +14,7 @@ from rich.table import Table
 from cotenant import _render
 from cotenant._models import RegistryFolder, full_version, note_licence, open_registry, told
 from cotenant._train import (
+    Experts,
     GpuType,
     Licence,
     PairDataArgument,
@@ -22,7 +23,9 @@ from cotenant._train import (
     SeriesDataArgument,
     SeriesForm,
     SharingMode,
+    Updates,
     chosen,
+    expert_kinds,
     progress_bars,
     read_pairs,
     read_series,
@@ -84,8 +87,8 @@ def evaluate_demand(
     *,
     data: SeriesDataArgument,
     version: Version = None,
-    experts: Annotated[str, typer.Option("--experts", help="Which, separated by commas.")] = "gru,tcn,trees",
-    updates: Annotated[int, typer.Option("--updates", min=1, help="Updates of the nets' weights.")] = 400,
+    experts: Experts = "gru,tcn,trees",
+    updates: Updates = 400,
     form: SeriesForm = None,
     licence: Licence = None,
     registry: RegistryFolder = None,
@@ -96,10 +99,9 @@ def evaluate_demand(
     with told():
         from cotenant.forecasting.datasets.registry import load_demand  # noqa: PLC0415 - imports numpy
         from cotenant.forecasting.training import judging, recipes  # noqa: PLC0415 - imports scikit-learn and torch
-        from cotenant.forecasting.training.demand_artefact import KINDS  # noqa: PLC0415
         from cotenant.forecasting.training.demand_fit import TrainingOptions  # noqa: PLC0415
 
-        kinds = tuple(dict.fromkeys(chosen("experts", word.strip(), KINDS) for word in experts.split(",")))
+        kinds = expert_kinds(experts)
         read = read_series(data, form, licence or _MEASURE)
         options = TrainingOptions(seed=seed, updates=updates)
         opened = open_registry(registry)

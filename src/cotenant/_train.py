@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from cotenant.forecasting.datasets.pair_sources import PairData
     from cotenant.forecasting.datasets.series_sources import SeriesData
+    from cotenant.forecasting.training.demand_artefact import Kind
     from cotenant.forecasting.training.recipes import Origin, Progress, Trained
 
 T = TypeVar("T")
@@ -47,6 +48,8 @@ Licence = Annotated[
     str | None, typer.Option("--licence", help="Licence of the data in words; needed where the data do not tell.")
 ]
 Activate = Annotated[bool, typer.Option("--activate", help="Let the new version serve at once.")]
+Experts = Annotated[str, typer.Option("--experts", help="Which, separated by commas.")]
+Updates = Annotated[int, typer.Option("--updates", min=1, help="Updates of the nets' weights.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the card as plain JSON.")]
 Ship = Annotated[
@@ -88,8 +91,8 @@ def train_demand(
     *,
     data: SeriesDataArgument,
     form: SeriesForm = None,
-    experts: Annotated[str, typer.Option("--experts", help="Which, separated by commas.")] = "gru,tcn,trees",
-    updates: Annotated[int, typer.Option("--updates", min=1, help="Updates of the nets' weights.")] = 400,
+    experts: Experts = "gru,tcn,trees",
+    updates: Updates = 400,
     licence: Licence = None,
     registry: RegistryFolder = None,
     activate: Activate = False,
@@ -99,10 +102,9 @@ def train_demand(
     """Train further experts for the mixture that forecasts demand, on recorded utilisation and memory."""
     with told():
         from cotenant.forecasting.training import recipes  # noqa: PLC0415 - imports scikit-learn and torch
-        from cotenant.forecasting.training.demand_artefact import KINDS  # noqa: PLC0415
         from cotenant.forecasting.training.demand_fit import TrainingOptions  # noqa: PLC0415
 
-        kinds = tuple(dict.fromkeys(chosen("experts", word.strip(), KINDS) for word in experts.split(",")))
+        kinds = expert_kinds(experts)
         read = read_series(data, form, licence)
         options = TrainingOptions(seed=seed, updates=updates)
         with progress_bars() as progress:
@@ -141,6 +143,13 @@ def chosen(option: str, said: str, accepted: Sequence[T]) -> T:
         if each == said:
             return each
     raise NotAccepted(option, said, ", ".join(map(str, accepted)))
+
+
+def expert_kinds(said: str) -> tuple[Kind, ...]:
+    """Return which demand experts were named, each once."""
+    from cotenant.forecasting.training.demand_artefact import KINDS  # noqa: PLC0415 - imports numpy
+
+    return tuple(dict.fromkeys(chosen("experts", word.strip(), KINDS) for word in said.split(",")))
 
 
 @contextlib.contextmanager
