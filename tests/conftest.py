@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("cotenant", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("cotenant")
+
 
 def pytest_configure() -> None:
     """Have SIGINT and SIGHUP work in the processes that tests start, whatever started the tests.

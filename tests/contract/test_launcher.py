@@ -195,7 +195,7 @@ def test_a_command_that_ignores_sigterm_is_killed_after_its_grace(host):
     started = time.monotonic()
     host.launcher.stop("job", 1, 0.5, "stopped by user")
     assert host.exited() == Exited("job", 1, -signal.SIGKILL, "stopped by user")
-    assert 0.4 < time.monotonic() - started < 3.0
+    assert 0.4 < time.monotonic() - started < 10.0
 
 
 def test_a_second_stop_can_only_shorten_the_grace(host):

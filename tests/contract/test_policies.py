@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packing import GIB, SETTINGS, gpu, profile, request
 
@@ -88,7 +88,6 @@ def test_an_empty_gpu_takes_a_job_that_fits_it(tested: PlacementPolicy) -> None:
     assert [share.gpu_id for share in answer.shares] == ["g0"]
 
 
-@settings(deadline=None)
 @given(cluster=clusters, asked=st.lists(requests, max_size=10), tuned=rules)
 def test_never_over_commits_and_grants_what_was_asked(
     tested: PlacementPolicy, cluster: list[GpuView], asked: list[Request], tuned: PlacementSettings
@@ -110,7 +109,6 @@ def test_never_over_commits_and_grants_what_was_asked(
         assert answer.reason
 
 
-@settings(deadline=None)
 @given(cluster=clusters, asked=st.lists(requests, max_size=6), tuned=rules)
 def test_deterministic(
     tested: PlacementPolicy, cluster: list[GpuView], asked: list[Request], tuned: PlacementSettings
@@ -118,7 +116,6 @@ def test_deterministic(
     assert run(tested, cluster, asked, tuned) == run(tested, cluster, asked, tuned)
 
 
-@settings(deadline=None)
 @given(cluster=clusters, asked=st.lists(requests, max_size=8), tuned=rules)
 def test_refusals_are_explained_and_never_means_never(
     tested: PlacementPolicy, cluster: list[GpuView], asked: list[Request], tuned: PlacementSettings

@@ -130,7 +130,6 @@ clusters = st.lists(st.sampled_from([None, 0.2, 0.6]), min_size=1, max_size=4).m
 )
 
 
-@settings(deadline=None)
 @given(clusters, jobs)
 def test_never_fewer_jobs_never_a_worse_score_and_no_promise_broken(
     cluster: list[GpuView], asked: list[Request]
@@ -161,7 +160,7 @@ def test_never_fewer_jobs_never_a_worse_score_and_no_promise_broken(
     assert together(cluster, named) == better
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.lists(st.sampled_from([0.1, 0.3, 0.5, 0.7, 0.9]), min_size=MOST_JOBS + 2, max_size=MOST_JOBS + 16), st.data())
 def test_more_jobs_than_can_change_places_break_no_promise(utils: list[float], data: st.DataObject) -> None:
     cluster = [gpu(f"g{i}") for i in range(len(utils) // 2)]

@@ -279,7 +279,7 @@ class TestWatchdog:
         began = time.monotonic()
         with pytest.raises(Hung):
             watchdog.call(5.0, max, 2, 3)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 4
         free.set()
         watchdog.close()
 

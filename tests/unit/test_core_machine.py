@@ -383,6 +383,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = hypothesis_settings(
-    max_examples=150, stateful_step_count=50, deadline=None, derandomize="CI" in os.environ
-)
+TestCluster.settings = hypothesis_settings(max_examples=150, stateful_step_count=50, derandomize="CI" in os.environ)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packing import GIB, MIB, SETTINGS, gpu, profile, request, resident
 
@@ -397,7 +397,6 @@ jobs = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(jobs, max_size=15), st.floats(0.0, 1.0), st.integers(1, 8))
 def test_cotenant_never_breaks_a_promise(asked: list[Request], bias: float, limit: int) -> None:
     rules = tuned(packing_bias=bias, max_jobs_per_gpu=limit)

@@ -441,9 +441,7 @@ def test_the_scheme_of_the_token_has_no_case(fake: FakeClient) -> None:
 
 # -- fuzz -------------------------------------------------------------------------------------------------------------
 
-BOUNDED = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
-)
+BOUNDED = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
 OPTIONS = [f"--{name.replace('_', '-')}" for name in HINT_NAMES] + ["--env", "--cwd", "--name", "--job-id", "--", "-"]
 WORDS = st.one_of(st.sampled_from(OPTIONS), st.text(max_size=12), st.sampled_from(["true", "1", "1GiB", "A=1", "/"]))
 VALUES = st.recursive(

@@ -60,7 +60,7 @@ PROFILES = st.builds(
 
 
 class TestAsked:
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(members=st.lists(PROFILES, max_size=5), gpu_type=st.sampled_from(("a", "never heard of", "")))
     def test_any_profiles_get_an_answer(self, members: list[DemandProfile], gpu_type: str) -> None:
         for predictor in (PREDICTOR, NOTHING_LEARNT):
@@ -94,7 +94,7 @@ class TestAsked:
 class TestTold:
     PAIR = (job(0.8, "new"), job(0.7, "other"))
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         facts=st.lists(
             st.tuples(
@@ -126,7 +126,7 @@ class TestTold:
         third = [JOBS[3], JOBS[8]]
         assert informed.predict(third, "a")[0].mid == pytest.approx(PREDICTOR.predict(third, "a")[0].mid, abs=0.05)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         facts=st.lists(st.tuples(st.floats(0.05, 1.5), st.sampled_from((6.0, 60.0))), min_size=1, max_size=4),
         own=UNIT,

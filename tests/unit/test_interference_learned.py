@@ -86,7 +86,7 @@ class TestSets:
         pair = PREDICTOR.predict([job(0.4)] * 2, "a")[0].mid
         assert PREDICTOR.predict([job(0.4)] * 3, "a")[0].mid < pair - 0.1
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(utils=st.lists(UNIT, min_size=2, max_size=4), data=st.data())
     def test_more_demand_never_predicts_less_slowdown(self, utils: list[float], data: st.DataObject) -> None:
         which = data.draw(st.integers(1, len(utils) - 1))
@@ -96,7 +96,7 @@ class TestSets:
         after = PREDICTOR.predict([job(util) for util in more], "a")[0]
         assert all(new <= old + 1e-9 for old, new in zip(ends(before), ends(after), strict=True))
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(utils=st.lists(UNIT, min_size=1, max_size=3), extra=UNIT)
     def test_a_further_neighbour_never_predicts_less_slowdown(self, utils: list[float], extra: float) -> None:
         before = PREDICTOR.predict([job(util) for util in utils], "a")

@@ -92,7 +92,7 @@ def test_evidence_with_other_features_is_refused() -> None:
         MODEL.with_evidence(other)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(focal=st.tuples(UNIT, UNIT), less=st.tuples(UNIT, UNIT), more=st.tuples(UNIT, UNIT), known=st.booleans())
 def test_more_demand_never_predicts_less_slowdown(
     focal: tuple[float, float], less: tuple[float, float], more: tuple[float, float], known: bool
@@ -104,7 +104,7 @@ def test_more_demand_never_predicts_less_slowdown(
     assert all(new <= old + 1e-9 for old, new in zip(before, after, strict=True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(focal=st.tuples(UNIT, UNIT), other=st.tuples(UNIT, UNIT))
 def test_predictions_are_ordered_and_in_range(focal: tuple[float, float], other: tuple[float, float]) -> None:
     low, middle, high = mid(MODEL, list(focal), list(other))

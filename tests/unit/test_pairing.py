@@ -406,7 +406,7 @@ seconds = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seconds, st.randoms(use_true_random=False))
 def test_the_order_of_windows_within_a_call_changes_nothing(
     story: list[tuple[float, str, float | None]], order: random.Random
@@ -421,7 +421,7 @@ def test_the_order_of_windows_within_a_call_changes_nothing(
         one.now = other.now = one.now - 1.0 + step
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(seconds)
 def test_no_more_seconds_are_told_than_were_spent_together(story: list[tuple[float, str, float | None]]) -> None:
     cluster = Cluster()

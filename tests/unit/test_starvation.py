@@ -159,6 +159,4 @@ class Crowd(RuleBasedStateMachine):
 
 
 TestCrowd = Crowd.TestCase
-TestCrowd.settings = hypothesis_settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize="CI" in os.environ
-)
+TestCrowd.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, derandomize="CI" in os.environ)
