@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from hypothesis import HealthCheck, settings
 
-# How long an example takes says how busy the machine is, not whether the code is right.
-settings.register_profile("cotenant", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says how busy the machine is, not whether the code is right. A gate says the same thing twice.
+settings.register_profile(
+    "cotenant", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("cotenant")
 
 

@@ -6,7 +6,6 @@ come back late. An agent refuses what is stale and keeps book of what really run
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -383,4 +382,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = hypothesis_settings(max_examples=150, stateful_step_count=50, derandomize="CI" in os.environ)
+TestCluster.settings = hypothesis_settings(max_examples=150, stateful_step_count=50)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,4 +158,4 @@ class Crowd(RuleBasedStateMachine):
 
 
 TestCrowd = Crowd.TestCase
-TestCrowd.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, derandomize="CI" in os.environ)
+TestCrowd.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
