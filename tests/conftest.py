@@ -7,7 +7,8 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
-# How long an example takes says how busy the machine is, not whether the code is right. A gate says the same thing twice.
+# How long an example takes says how busy the machine is, not whether the code is right. And a gate gives the same
+# answer twice.
 settings.register_profile(
     "cotenant", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
 )
