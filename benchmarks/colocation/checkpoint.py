@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.colocation.readings import Device
-from benchmarks.colocation.watchdog import Hung, Watchdog
+
+from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog
 
 LOCK_TIMEOUT_MS = 10_000
 CALL_TIMEOUT_S = 60.0

@@ -15,7 +15,8 @@ from typing import Any
 from benchmarks.colocation.devices import host_identity
 from benchmarks.colocation.nvml import GPM_METRICS, Counters, GpuReader, NvmlUnavailable, Tick
 from benchmarks.colocation.readings import DeviceError, MemberReadings, Readings, Ticker, mean, peak
-from benchmarks.colocation.watchdog import Hung
+
+from cotenant.actors.devices.nvml.watchdog import Hung
 
 MEMORY_EVERY = 5  # ticks; the process lists cost more than the rest
 HOLD_S = 1.0  # the driver's longest sampling period: older shares are no reading any more

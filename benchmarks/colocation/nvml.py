@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.colocation.watchdog import Hung, Watchdog
+from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog
 
 CALL_TIMEOUT_S = 5.0
 GPM_INTERVAL_S = 0.12  # two samples less than 100 ms apart are refused

@@ -12,8 +12,9 @@ import pytest
 from benchmarks.colocation.devices import MemberClock, open_device
 from benchmarks.colocation.nvml import bounded_bytes, percentage
 from benchmarks.colocation.readings import DeviceError, Ticker, mean, peak
-from benchmarks.colocation.watchdog import Hung, Watchdog
 from nvml_standin import Standin
+
+from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog
 
 SPIN = "import time; print('go', flush=True)\nwhile True: pass"
 DOZE = "import time; print('go', flush=True)\ntime.sleep(60)"

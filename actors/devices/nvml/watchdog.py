@@ -24,10 +24,13 @@ class _Order:
 
 
 class Watchdog:
-    """Runs calls one after the other in a thread of its own and stops waiting for one that hangs.
+    """Runs calls one after the other in a thread of its own, so that whoever asks need not wait for one that hangs.
 
     Python cannot end a thread that is stuck in a driver: it is left behind (as a daemon it does not keep the program
-    from ending), and every later call fails at once.
+    from ending).
+
+    Attributes:
+        cost_s: CPU time of the calls so far.
     """
 
     def __init__(self, what: str) -> None:
@@ -37,16 +40,21 @@ class Watchdog:
         self.cost_s = 0.0
         threading.Thread(target=self._work, name=f"{what} calls", daemon=True).start()
 
+    def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """Have a function called; its answer, or its exception, comes when it has returned."""
+        answer: Future[T] = Future()
+        self._orders.put(_Order(lambda: function(*args), answer))
+        return answer
+
     def call(self, timeout_s: float, function: Callable[..., T], *args: Any) -> T:
-        """Call ``function``; its exceptions are raised here.
+        """Call ``function`` and wait for it; its exceptions are raised here.
 
         Raises:
             Hung: It did not return within ``timeout_s``, or an earlier call did not.
         """
         if self._hung:
             raise Hung(self._hung)
-        answer: Future[T] = Future()
-        self._orders.put(_Order(lambda: function(*args), answer))
+        answer = self.submit(function, *args)
         try:
             return answer.result(timeout_s)
         except TimeoutError:

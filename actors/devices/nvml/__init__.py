@@ -1,0 +1,1 @@
+"""The ``nvml`` backend: NVIDIA GPUs, whole or as MIG instances, through the driver's management library."""

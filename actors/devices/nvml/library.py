@@ -1,0 +1,140 @@
+"""NVIDIA's management library through ``nvidia-ml-py``: one kind of error, and a way to ask where no answer is normal.
+
+Everything that talks to NVML goes through here: the device backend, enforcement and the doctor. Calls are safe from
+several threads. A call can hang in the driver: whoever must not wait for ever makes it in a ``Watchdog``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog
+
+START_TIMEOUT_S = 20.0  # the driver sets up every GPU when nobody keeps it awake (persistence mode)
+
+# Return codes of NVML (nvml.h).
+SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
+NOT_FOUND, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED, TIMEOUT = 6, 7, 9, 10
+LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 12, 13, 15, 16
+VERSION_MISMATCH, GPU_NOT_FOUND = 18, 28
+# After these a GPU, or the whole driver, can do nothing for anybody.
+_GONE = frozenset({DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, VERSION_MISMATCH, GPU_NOT_FOUND})
+
+_START_WORDS = {
+    LIBRARY_NOT_FOUND: "there is no libnvidia-ml.so.1: no NVIDIA driver is installed, or the container has none of it",
+    DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded",
+    VERSION_MISMATCH: "the NVIDIA driver was updated while its old kernel module is still loaded: reboot, or reload it",
+    NO_PERMISSION: "this user may not use the NVIDIA devices (/dev/nvidia*)",
+}
+
+
+class NvmlUnavailable(RuntimeError):
+    """NVML cannot be used on this host; the message says why.
+
+    Attributes:
+        code: NVML's return code; None when the library was not even asked.
+    """
+
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        self.code = code
+        super().__init__(reason)
+
+
+class NvmlFailure(RuntimeError):
+    """A function of NVML failed.
+
+    Attributes:
+        function: Its name.
+        code: NVML's return code. A function that the driver, or nvidia-ml-py, does not have gives
+            ``FUNCTION_NOT_FOUND``.
+    """
+
+    def __init__(self, function: str, code: int, text: str) -> None:
+        self.function = function
+        self.code = code
+        super().__init__(f"{function}: {text}")
+
+    @property
+    def gone(self) -> bool:
+        """Whether the GPU, or the driver, is of no use to anybody any more."""
+        return self.code in _GONE
+
+
+class Library:
+    """NVML, started. Handles it gives are only good with it; ``close`` ends them.
+
+    Args:
+        timeout_s: How long the driver may take to start.
+
+    Raises:
+        NvmlUnavailable: No nvidia-ml-py, no driver, versions that do not match, or a driver that does not answer.
+    """
+
+    def __init__(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        try:
+            self.module: Any = importlib.import_module("pynvml")
+        except ImportError as error:
+            raise NvmlUnavailable("nvidia-ml-py is not installed") from error
+        self._errors = (self.module.NVMLError, self.module.NVMLLibraryMismatchError)
+        watchdog = Watchdog("NVML")
+        try:
+            watchdog.call(timeout_s, self.call, "nvmlInit")
+        except NvmlFailure as error:
+            raise NvmlUnavailable(_START_WORDS.get(error.code, str(error)), error.code) from error
+        except Hung as error:
+            raise NvmlUnavailable(str(error)) from error
+        watchdog.close()
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a function of nvidia-ml-py.
+
+        Raises:
+            NvmlFailure: It failed, or there is no such function.
+        """
+        try:
+            return getattr(self.module, name)(*args)
+        except self._errors as error:
+            # The mismatch of a versioned function is no NVMLError and has no code: the driver is older than it.
+            raise NvmlFailure(name, getattr(error, "value", FUNCTION_NOT_FOUND), str(error)) from None
+        except AttributeError:
+            if hasattr(self.module, name):
+                raise
+            raise NvmlFailure(name, FUNCTION_NOT_FOUND, "this nvidia-ml-py does not know it") from None
+
+    def close(self) -> None:
+        """Let go of the driver. Call once; not while a call of another thread is under way."""
+        try:
+            self.call("nvmlShutdown")
+        except NvmlFailure:
+            return  # there is nothing to let go of any more
+
+
+class Asker:
+    """Asks for readings of one device, where a device that does not say is an ordinary answer: None.
+
+    Used by one thread.
+
+    Attributes:
+        notes: Why there was no answer, by function; the newest reason.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.notes: dict[str, str] = {}
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """Call a function; None when it fails.
+
+        Raises:
+            NvmlFailure: The GPU or the driver is gone (``NvmlFailure.gone``).
+        """
+        try:
+            answer = self._library.call(name, *args)
+        except NvmlFailure as error:
+            if error.gone:
+                raise
+            self.notes[name] = str(error)
+            return None
+        self.notes.pop(name, None)
+        return answer
