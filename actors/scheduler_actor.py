@@ -20,7 +20,7 @@ from cotenant.actors.messages import HostReport
 from cotenant.actors.models import ModelShelf
 from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
-from cotenant.scheduler.core import queries
+from cotenant.scheduler.core import queries, whatif
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import (
     ClientLost,
@@ -42,7 +42,18 @@ from cotenant.scheduler.errors import CotenantError, JobNotFound, NotConnected, 
 from cotenant.scheduler.journal.ledger import Ledger, Taken
 from cotenant.scheduler.journal.store import Journal, JournalError, JournalTaken, NotRecordable
 from cotenant.scheduler.specs import check_queue, check_reason, check_spec
-from cotenant.scheduler.views import Explanation, GpuView, Health, HostView, JobView, PlanView, ServingView, TuningView
+from cotenant.scheduler.tuning import Changes, changed, tuning_of, with_tuning
+from cotenant.scheduler.views import (
+    AccountView,
+    Explanation,
+    GpuView,
+    Health,
+    HostView,
+    JobView,
+    PlanView,
+    ServingView,
+    TuningView,
+)
 
 TICK_S = 0.5
 SILENT_S = 3.0  # an agent that has not reported for this long gets no new jobs
@@ -171,23 +182,33 @@ class Scheduler:
             controls = self._controls().get(job_id, "")
             return queries.explain(self._core.state, job_id, self._clock.now(), controls)
 
-    def plan(self, specs: list[JobSpec], packing_bias: float | None) -> PlanView:
-        """Say what would happen to these jobs; nothing is changed."""
+    def accounts(self) -> list[AccountView]:
+        """Return what tenants and queues may have, hold and have used."""
+        with self._lock:
+            return queries.accounts(self._core.state, self._clock.now())
+
+    def plan(self, specs: list[JobSpec], changes: Changes) -> PlanView:
+        """Say what would happen to these jobs, and to all others under changed settings; nothing is changed."""
         for spec in specs:
             check_queue(spec, self._core.state.settings)
         with self._lock:
-            return queries.plan(self._core, specs, packing_bias=packing_bias, now=self._clock.now())
+            settings = self._core.state.settings
+            tried = with_tuning(settings, changed(tuning_of(settings), changes)) if changes else None
+            return whatif.plan(self._core, specs, self._clock.now(), tried)
 
     def tuning(self) -> TuningView:
         """Return the settings that can change while everything runs."""
         with self._lock:
-            settings = self._core.state.settings
-            return TuningView(placement=settings.placement, resize=settings.resize)
+            return tuning_of(self._core.state.settings)
 
     def set_tuning(self, tuning: TuningView) -> TuningView:
         """Change them, from the next cycle on."""
-        self._commit([SettingsChanged(tuning.placement, tuning.resize)])
+        self._commit([SettingsChanged(tuning.placement, tuning.resize, tuning.scheduling)])
         return self.tuning()
+
+    def change_tuning(self, changes: Changes) -> TuningView:
+        """Change some of them, from the next cycle on."""
+        return self.set_tuning(changed(self.tuning(), changes))
 
     def models(self) -> ServingView:
         """Say which models serve here."""

@@ -32,6 +32,7 @@ from cotenant.scheduler.specs import (
     check_name,
 )
 from cotenant.scheduler.views import (
+    AccountView,
     DemandScoreView,
     Explanation,
     GpuView,
@@ -70,6 +71,12 @@ Variable = Annotated[str, StringConstraints(min_length=1, max_length=1000, patte
 RawHints = Annotated[dict[str, JsonValue], WithJsonSchema(_hints_schema())]
 
 
+SettingChanges = Annotated[
+    dict[str, dict[str, JsonValue]],
+    Field(description='By section the keys to change: {"placement": {"confidence": 0.9}}; others stay as they are.'),
+]
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -98,12 +105,10 @@ class PlannedJobRequest(_Body):
 
 
 class PlanRequest(_Body):
-    """Hypothetical jobs, in the order they would be submitted."""
+    """Hypothetical jobs, in the order they would be submitted, and settings to try."""
 
-    jobs: Annotated[list[PlannedJobRequest], Field(min_length=1, max_length=MAX_PLANNED)]
-    packing_bias: Annotated[
-        float | None, Field(strict=True, ge=0.0, le=1.0, description="Try another placement.packing_bias.")
-    ] = None
+    jobs: Annotated[list[PlannedJobRequest], Field(max_length=MAX_PLANNED)] = []
+    settings: SettingChanges = {}
 
 
 class JobPage(BaseModel):
@@ -287,6 +292,12 @@ def list_hosts(client: Connection) -> list[HostView]:
     return client.hosts()
 
 
+@_router.get("/accounts")
+def list_accounts(client: Connection) -> list[AccountView]:
+    """List tenants and queues: limits, what they hold, what they used, where that leaves them in the fair share."""
+    return client.accounts()
+
+
 @_router.get("/predictions")
 def get_predictions(client: Connection) -> PredictionsView:
     """Say what predicts, how good it was lately, and what is being learnt."""
@@ -301,7 +312,7 @@ def get_forecast_scores(client: Connection, job_id: JobId) -> list[DemandScoreVi
 
 @_router.post("/plan")
 def make_plan(client: Connection, body: PlanRequest) -> PlanView:
-    """Say what would happen to jobs if they were submitted now. Nothing is done."""
+    """Say what would happen to jobs submitted now, and to all jobs under other settings. Nothing is done."""
     total = sum(job.count for job in body.jobs)
     if total > MAX_PLANNED:
         raise NotAccepted("jobs", total, f"at most {MAX_PLANNED} jobs, counted with their 'count'")
@@ -315,7 +326,7 @@ def make_plan(client: Connection, body: PlanRequest) -> PlanView:
         for job in body.jobs
         for index in range(1, job.count + 1)
     ]
-    return client.plan(jobs, body.packing_bias)
+    return client.plan(jobs, body.settings)
 
 
 @_router.get("/tuning")
@@ -328,3 +339,9 @@ def get_tuning(client: Connection) -> TuningView:
 def put_tuning(client: Connection, body: TuningView) -> TuningView:
     """Change them, from the next scheduling cycle on."""
     return client.set_tuning(body)
+
+
+@_router.patch("/tuning")
+def patch_tuning(client: Connection, body: SettingChanges) -> TuningView:
+    """Change some of them; returns all of them."""
+    return client.change_tuning(body)

@@ -16,7 +16,9 @@ from cotenant.scheduler.errors import HintError, JobNotFound, NotAccepted
 from cotenant.scheduler.fingerprint import fingerprint
 from cotenant.scheduler.hints import check_job_id
 from cotenant.scheduler.specs import check_command, check_reason, check_spec, tidy_name
+from cotenant.scheduler.tuning import Changes
 from cotenant.scheduler.views import (
+    AccountView,
     DemandScoreView,
     Explanation,
     GpuView,
@@ -157,13 +159,21 @@ class Client:
         answer: Explanation = self._call("explain", job_id)
         return answer
 
-    def plan(self, jobs: Sequence[tuple[str, Hints, Sequence[str]]], packing_bias: float | None = None) -> PlanView:
-        """Say what would happen to hypothetical jobs, given as (name, hints, command); nothing is changed."""
+    def plan(self, jobs: Sequence[tuple[str, Hints, Sequence[str]]] = (), changes: Changes | None = None) -> PlanView:
+        """Say what would happen; nothing is changed.
+
+        Args:
+            jobs: Hypothetical jobs as (name, hints, command).
+            changes: Settings to try, by section and key: ``{"placement": {"confidence": 0.9}}``.
+
+        Raises:
+            NotAccepted: A setting that may not change while everything runs, or a value that is not accepted.
+        """
         specs = [
             self.spec(command, hints, name=name, kind="command" if command else "lease")
             for name, hints, command in jobs
         ]
-        answer: PlanView = self._call("plan", specs, packing_bias)
+        answer: PlanView = self._call("plan", specs, changes or {})
         return answer
 
     def renew(self, job_id: str) -> JobView:
@@ -245,6 +255,11 @@ class Client:
             for view in views
         ]
 
+    def accounts(self) -> list[AccountView]:
+        """Return what each tenant and each queue may have, holds and has used lately."""
+        answer: list[AccountView] = self._call("accounts")
+        return answer
+
     def hosts(self) -> list[HostView]:
         """Return all hosts."""
         answer: list[HostView] = self._call("hosts")
@@ -258,6 +273,15 @@ class Client:
     def tuning(self) -> TuningView:
         """Return the settings that can change while everything runs."""
         answer: TuningView = self._call("tuning")
+        return answer
+
+    def change_tuning(self, changes: Changes) -> TuningView:
+        """Change some of them, by section and key, from the next cycle on; returns all of them.
+
+        Raises:
+            NotAccepted: As for ``plan``.
+        """
+        answer: TuningView = self._call("change_tuning", changes)
         return answer
 
     def set_tuning(self, tuning: TuningView) -> TuningView:

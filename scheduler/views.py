@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cotenant.configs.settings import PlacementSettings, ResizeSettings
+from cotenant.configs.settings import PlacementSettings, ResizeSettings, SchedulingSettings
 from cotenant.scheduler.core.model import JobState
 
 
@@ -87,7 +87,7 @@ class JobView(View):
 
 
 class GpuView(View):
-    """A GPU with what it carries."""
+    """A GPU with what it carries. ``held_for``: the job it is reserved for, so that others may not start there."""
 
     gpu_id: str
     host_id: str
@@ -100,6 +100,7 @@ class GpuView(View):
     memory_used_bytes: float | None
     healthy: bool
     jobs: list[str]
+    held_for: str = ""
 
 
 class HostView(View):
@@ -136,11 +137,54 @@ class PlannedJob(View):
     explanation: str
 
 
+class AffectedJob(View):
+    """A job that is there already and for which something would be different.
+
+    ``before`` and ``after``: it waits and is placed "now", "later" or "never"; or it "runs" and keeps its place, but
+    would get it "later" or "never" if it had to be placed anew. ``why``: of ``after``.
+    """
+
+    job_id: str
+    name: str
+    before: Literal["now", "later", "never", "runs"]
+    after: Literal["now", "later", "never", "runs"]
+    why: str
+
+
 class PlanView(View):
-    """What would happen; nothing was done."""
+    """What would happen; nothing was done.
+
+    ``affected``: at most 500 waiting jobs, in order of submission, then running ones, the newest first.
+    ``reconsidered``: how many of the ``running`` jobs were looked at for that; none when no setting was to be tried.
+    """
 
     jobs: list[PlannedJob]
     packing_saving_predicted: float | None
+    affected: list[AffectedJob] = []
+    reconsidered: int = 0
+    running: int = 0
+
+
+class AccountView(View):
+    """What a tenant or a queue may have, holds and has used lately.
+
+    ``most_gpus``, ``most_jobs``: limits; None = none. ``used_gpu_s``: GPU-seconds, those of a half-life ago count half.
+    ``used_fraction``: its part of all that its kind used; ``entitled_fraction``: the part its weight entitles it to.
+    ``fair_share``: the factor in the priority value of its jobs, in (0, 1]; 0.5 = used exactly its part.
+    """
+
+    kind: Literal["tenant", "queue"]
+    name: str
+    weight: float
+    most_gpus: float | None
+    most_jobs: int | None
+    held_gpus: float
+    running_jobs: int
+    waiting_jobs: int
+    used_gpu_s: float
+    used_fraction: float
+    entitled_fraction: float
+    fair_share: float
 
 
 class LogChunk(View):
@@ -240,3 +284,4 @@ class TuningView(View):
 
     placement: PlacementSettings
     resize: ResizeSettings
+    scheduling: SchedulingSettings

@@ -9,7 +9,10 @@ from typing import Any, Self
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.model import Hints, JobState
 from cotenant.scheduler.errors import CotenantError, JobNotFound
+from cotenant.scheduler.tuning import Changes, changed, tuning_of
 from cotenant.scheduler.views import (
+    AccountView,
+    AffectedJob,
     ComponentHealth,
     DemandScoreView,
     Explanation,
@@ -110,7 +113,7 @@ class FakeClient:
         self.submitted: list[dict[str, Any]] = []
         self.stopped: list[tuple[str, str]] = []
         self.planned: tuple[Any, ...] = ()
-        self.current = TuningView(placement=Settings().placement, resize=Settings().resize)
+        self.current = tuning_of(Settings())
         self.well = True
         self.closed = 0
 
@@ -184,9 +187,29 @@ class FakeClient:
             job_id=job_id, state=state, summary="waits for memory", details=["gpu-0: 6 GiB short"], would_help=["wait"]
         )
 
-    def plan(self, jobs: Sequence[tuple[str, Hints, Sequence[str]]], packing_bias: float | None = None) -> PlanView:
+    def accounts(self) -> list[AccountView]:
         self._check()
-        self.planned = (list(jobs), packing_bias)
+        tenant = AccountView(
+            kind="tenant",
+            name="ml",
+            weight=3.0,
+            most_gpus=2.0,
+            most_jobs=None,
+            held_gpus=1.25,
+            running_jobs=2,
+            waiting_jobs=1,
+            used_gpu_s=7200.0,
+            used_fraction=0.5,
+            entitled_fraction=0.75,
+            fair_share=0.63,
+        )
+        return [tenant, tenant.model_copy(update={"kind": "queue", "name": "default", "most_gpus": None})]
+
+    def plan(self, jobs: Sequence[tuple[str, Hints, Sequence[str]]] = (), changes: Changes | None = None) -> PlanView:
+        self._check()
+        changed(self.current, changes or {})
+        self.planned = (list(jobs), changes)
+        affected = AffectedJob(job_id="job-1", name="train", before="later", after="now", why="fits")
         return PlanView(
             jobs=[
                 PlannedJob(
@@ -200,6 +223,9 @@ class FakeClient:
                 for name, hints, _ in jobs
             ],
             packing_saving_predicted=0.3,
+            affected=[affected] if changes else [],
+            reconsidered=1 if changes else 0,
+            running=1,
         )
 
     def logs(self, job_id: str, offset: int = 0, limit: int = 262_144) -> LogChunk:
@@ -234,6 +260,10 @@ class FakeClient:
         self._check()
         self.current = tuning
         return tuning
+
+    def change_tuning(self, changes: Changes) -> TuningView:
+        self._check()
+        return self.set_tuning(changed(self.current, changes))
 
     def health(self) -> Health:
         self._check()

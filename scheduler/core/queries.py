@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
-from cotenant.forecasting.types import InterferencePredictor, Signature
+from cotenant.forecasting.types import Signature
 from cotenant.placement import types as placement
 from cotenant.placement.explain import explain as fold
 from cotenant.placement.explain import memory_text, would_help
-from cotenant.placement.objective import packing_saving
-from cotenant.scheduler.core.accounts import KINDS, name_of, terms_of
-from cotenant.scheduler.core.cycle import Plan, propose
-from cotenant.scheduler.core.deadlines import running_outlook, span, tell, waiting_outlook
-from cotenant.scheduler.core.engine import Core
-from cotenant.scheduler.core.model import Colocation, Gpu, Job, JobSpec, JobState
+from cotenant.scheduler.core.accounts import KINDS, Account, Kind, busy, fair_share, name_of, terms_of
+from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, tell, waiting_outlook
+from cotenant.scheduler.core.model import Colocation, Gpu, Job, JobState
 from cotenant.scheduler.core.priority import ordered, parts
 from cotenant.scheduler.core.requests import described
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.views import (
+    AccountView,
     ColocationView,
     Explanation,
     GpuView,
     HistoryView,
     HostView,
     JobView,
-    PlannedJob,
-    PlanView,
     ShareView,
     UsageView,
 )
 
 NO_HOST = "no GPU host is known yet"
+MOST_NOTES = 8  # reasons why GPUs are not available that an explanation names
 
 
 def job(state: State, job_id: str, controls: Mapping[str, str] | None = None) -> JobView:
@@ -85,6 +83,45 @@ def hosts(state: State) -> list[HostView]:
     ]
 
 
+def accounts(state: State, now: float) -> list[AccountView]:
+    """Return all tenants and queues that are named in the settings, have jobs or have used anything; by kind and name.
+
+    Args:
+        state: The state.
+        now: Unix seconds.
+    """
+    return [view for kind in KINDS for view in _accounts_of(state, kind, now)]
+
+
+def _accounts_of(state: State, kind: Kind, now: float) -> list[AccountView]:
+    rules, known = state.settings.scheduling, state.accounts.by_kind[kind]
+    named = rules.tenants if kind == "tenant" else rules.queues
+    names = sorted({*named, *known})
+    there = {name: known.get(name, Account()) for name in names}
+    terms = {name: terms_of(rules, kind, name) for name in names}
+    used = {name: account.used_at(now, rules.usage_half_life_s) for name, account in there.items()}
+    counted = [name for name in names if busy(there[name]) or used[name] > 0.0]
+    all_used, all_weight = sum(used.values()), sum(terms[name].weight for name in counted)
+    factors = fair_share(known, {name: terms[name].weight for name in known}, now, rules.usage_half_life_s)
+    return [
+        AccountView(
+            kind=kind,
+            name=name,
+            weight=terms[name].weight,
+            most_gpus=terms[name].most_gpus,
+            most_jobs=terms[name].most_jobs,
+            held_gpus=there[name].held,
+            running_jobs=there[name].jobs,
+            waiting_jobs=there[name].waiting,
+            used_gpu_s=used[name],
+            used_fraction=used[name] / all_used if all_used > 0.0 else 0.0,
+            entitled_fraction=terms[name].weight / all_weight if name in counted else 0.0,
+            fair_share=factors.get(name, 1.0),
+        )
+        for name in names
+    ]
+
+
 def attached(state: State) -> list[str]:
     """Return the ids of the active jobs that a client must keep renewing, in order of submission."""
     active = state.in_order(state.pending | state.queued | state.leased)
@@ -130,6 +167,7 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
         summary = f"waits: {NO_HOST}"
     elif job.state is JobState.QUEUED:
         summary, details = _why_it_waits(state, job, now)
+        details.extend(_closed(state, job, now))
     elif job.lease is not None:
         details = [*_where_it_is(state, job), *([f"control: {controls}"] if controls else [])]
     if not job.state.terminal:
@@ -138,6 +176,8 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
         details.extend(_where_numbers_come_from(state, job))
     details.extend(f"{_ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
     helps = would_help(job.fit_errors or state.refused.get(job_id, ()))
+    if not job.state.terminal:
+        helps.extend(_more_help(state, job, now))
     return Explanation(job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps)
 
 
@@ -177,15 +217,50 @@ def _where_it_is(state: State, job: Job) -> list[str]:
         details.append(f"on {share.gpu_id} {company}: compute {share.compute:.2f}, {memory_text(share.memory_bytes)}")
     if job.predicted is not None:
         details.append(f"predicted slowdown {1.0 / job.predicted:.2f}")
-    return details
+    why = [change.reason for change in job.history if change.state is JobState.STARTING]
+    return [*details, f"placed {why[-1]}"] if why else details
+
+
+def _closed(state: State, job: Job, now: float) -> list[str]:
+    """Say which GPUs do not take the job: those held for another that waited long, and those not available."""
+    told: list[str] = []
+    held = state.reservation
+    if held is not None and held.job_id != job.spec.job_id:
+        holder = state.jobs[held.job_id]
+        when = "" if held.starts_by is None else f" and is to start in {span(max(0.0, held.starts_by - now))}"
+        count = _count(len(held.gpu_ids))
+        told.append(f"{count} held for job {held.job_id}, which has waited {span(now - holder.queued_at)}{when}")
+    notes = Counter(view.note for view in map(state.view, state.gpus) if not view.schedulable)
+    return told + [f"{_count(number)} not available: {note}" for note, number in notes.most_common(MOST_NOTES)]
+
+
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU{'s' if gpus != 1 else ''}"
+
+
+def _more_help(state: State, job: Job, now: float) -> list[str]:
+    """Return what could be changed beside what the refusal says: about its deadline, about GPUs held for another."""
+    helps: list[str] = []
+    outlook, held = _outlook(state, job, now), state.reservation
+    if outlook is not None and outlook.lost and outlook.left_s > 0.0 and outlook.alone_s is not None:
+        helps.append(f"a deadline at least {span(outlook.alone_s - outlook.left_s)} later")
+    elif outlook is not None and outlook.at_risk and outlook.alone_s is not None:
+        helps.append(f"fewer neighbours: alone it needs {span(outlook.alone_s)}" if job.lease else "a higher priority")
+    may_backfill = held is not None and held.job_id != job.spec.job_id and held.starts_by is not None
+    if job.lease is None and may_backfill and job.spec.hints.expected_duration_s is None:
+        helps.append("give expected_duration: a job known to be gone in time may use held GPUs")
+    return helps
+
+
+def _outlook(state: State, job: Job, now: float) -> Outlook | None:
+    if job.lease is None:
+        return waiting_outlook(job.spec.hints, now)
+    return running_outlook(job, state.progress.get(job.spec.job_id), now)
 
 
 def _deadline(state: State, job: Job, now: float) -> list[str]:
     """Say whether the job will make its deadline; nothing without one."""
-    if job.lease is None:
-        outlook = waiting_outlook(job.spec.hints, now)
-    else:
-        outlook = running_outlook(job, state.progress.get(job.spec.job_id), now)
+    outlook = _outlook(state, job, now)
     return [] if outlook is None else [tell(outlook)]
 
 
@@ -215,67 +290,6 @@ def _where_numbers_come_from(state: State, job: Job) -> list[str]:
     return [f"never measured: {planned}, from cold-start class {found.class_id}, level {found.level}: {found.reason}"]
 
 
-# -- what would happen ----------------------------------------------------------------------------------------------
-
-
-def plan(core: Core, specs: Sequence[JobSpec], *, packing_bias: float | None = None, now: float) -> PlanView:
-    """Say what would happen to these jobs if they were submitted now. Nothing is changed.
-
-    The very code of the scheduling cycle runs, over a snapshot, with the jobs that wait already.
-
-    Args:
-        core: The core.
-        specs: The hypothetical jobs; their ids do not matter.
-        packing_bias: Try this one instead of the one in force.
-        now: Unix seconds.
-    """
-    snapshot = core.state.snapshot()
-    if packing_bias is not None:
-        changed = {"packing_bias": packing_bias}
-        packing = snapshot.settings.placement.model_validate(snapshot.settings.placement.model_dump() | changed)
-        snapshot = replace(snapshot, settings=snapshot.settings.model_copy(update={"placement": packing}))
-    imagined = [_imagine(core.state, spec, number, now) for number, spec in enumerate(specs)]
-    queue = ordered((*snapshot.waiting, *imagined), now, core.state.standing())
-    found = propose(core.state, snapshot, queue, core.policy, core.predictor)
-    throughputs = [_predict(view, core.predictor) for view in found.gpus]
-    ids = {job.spec.job_id for job in imagined}
-    shared = [n for n in throughputs if len(n) > 1 and not ids.isdisjoint(n)]
-    # Over several GPUs: 1 - (GPU time together) / (GPU time alone), which is 1 - 1/sum(n) for one of them.
-    mean = sum(sum(n.values()) for n in shared) / len(shared) if shared else None
-    return PlanView(
-        jobs=[_planned(core.state, job, found, throughputs) for job in imagined],
-        packing_saving_predicted=None if mean is None else packing_saving([mean]),
-    )
-
-
-def _imagine(state: State, spec: JobSpec, number: int, now: float) -> Job:
-    spec = replace(spec, job_id=f"planned {number}: {spec.name}")
-    return Job(spec, JobState.QUEUED, queued_at=now, seq=state.next_seq + number)
-
-
-def _predict(view: placement.GpuView, predictor: InterferencePredictor) -> dict[str, float]:
-    members = view.residents
-    predictions = predictor.predict([member.profile for member in members], view.gpu_type) if members else ()
-    return {member.job_id: p.mid for member, p in zip(members, predictions, strict=True)}
-
-
-def _planned(state: State, job: Job, found: Plan, throughputs: Sequence[Mapping[str, float]]) -> PlannedJob:
-    job_id = job.spec.job_id
-    placed = next((p for p in found.placed if p.job_id == job_id), None)
-    refusal = found.refused.get(job_id)
-    why_not = fold(refusal.errors) if refusal and state.hosts else NO_HOST
-    here = [n for n in throughputs if job_id in n]
-    waits = "never" if state.hosts and refusal and refusal.never else "later"
-    return PlannedJob(
-        name=job.spec.name,
-        placeable="now" if placed else waits,
-        shares=[_share_view(state, share) for share in placed.shares] if placed else [],
-        slowdown_predicted=max((1.0 / n[job_id] for n in here), default=None),
-        neighbours={other: 1.0 / value for n in here for other, value in n.items() if other != job_id},
-        explanation=placed.reason if placed else why_not,
-    )
-
-
 # -- records to views -----------------------------------------------------------------------------------------------
 
 
@@ -299,7 +313,7 @@ def _job_view(state: State, job: Job, controls: str) -> JobView:
         reason=job.reason,
         restarts=job.restarts,
         epoch=job.epoch,
-        shares=[_share_view(state, share) for share in job.lease.shares] if job.lease else [],
+        shares=[share_view(state, share) for share in job.lease.shares] if job.lease else [],
         usage=usage,
         slowdown_predicted=1.0 / predicted if predicted else None,
         slowdown_measured=solo / rate if solo and rate else None,
@@ -345,7 +359,7 @@ def _usage_view(state: State, job: Job, controls: str) -> UsageView | None:
 
 
 def _gpu_view(state: State, gpu: Gpu) -> GpuView:
-    view = state.view(gpu.gpu_id)
+    view, held = state.view(gpu.gpu_id), state.reservation
     windows = [
         state.usage[job.spec.job_id][gpu.gpu_id].signature
         for job in state.residents(gpu.gpu_id)
@@ -363,10 +377,12 @@ def _gpu_view(state: State, gpu: Gpu) -> GpuView:
         memory_used_bytes=_sum(_known(windows, "memory_bytes")),
         healthy=gpu.healthy,
         jobs=[resident.job_id for resident in view.residents],
+        held_for=held.job_id if held is not None and gpu.gpu_id in held.gpu_ids else "",
     )
 
 
-def _share_view(state: State, share: placement.Share) -> ShareView:
+def share_view(state: State, share: placement.Share) -> ShareView:
+    """Return one share with the host it lies on."""
     gpu = state.gpus.get(share.gpu_id)
     return ShareView(
         gpu_id=share.gpu_id,

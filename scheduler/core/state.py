@@ -9,7 +9,8 @@ read back from JSON decides as the original would have.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -334,6 +335,16 @@ class State:
         """Put settings in force."""
         self.settings = settings
         self._views.clear()
+
+    @contextmanager
+    def trying(self, settings: Settings) -> Iterator[None]:
+        """Look at the state as it would be under other settings; afterwards it is as before."""
+        kept = self.settings, self._views
+        self.settings, self._views = settings, {}
+        try:
+            yield
+        finally:
+            self.settings, self._views = kept
 
     def ignore(self, reason: str) -> None:
         """Count an event that was ignored."""

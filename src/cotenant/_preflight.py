@@ -6,12 +6,17 @@ import json
 import os
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cotenant.scheduler import specs
 from cotenant.scheduler.errors import CotenantError, shown
+from cotenant.scheduler.hints import parse_hints
+
+if TYPE_CHECKING:
+    from cotenant.scheduler.core.model import Hints
 
 RAY_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # that is the variable's name, not a placeholder for it
 SUBMISSION_ID = "job_submission_id"
@@ -142,6 +147,23 @@ def read_plan(path: Path) -> list[dict[str, Any]]:
     if total > MAX_PLANNED:
         raise CotenantError(f"{path}: {total} jobs are not accepted; give at most {MAX_PLANNED}, counted with 'count'")
     return planned
+
+
+def planned_jobs(job: Mapping[str, Any]) -> list[tuple[str, Hints, list[str]]]:
+    """Return the hypothetical jobs one entry of a plan stands for.
+
+    Raises:
+        NotAccepted: A name, command or hint that is not accepted.
+    """
+    words, count = job.get("command", []), job.get("count", 1)
+    name = job.get("name")
+    if name is None:
+        name = default_name(words)
+    specs.check_name(name)
+    if words:
+        specs.check_command(words)
+    hints = parse_hints(job.get("hints", {}), time.time())
+    return [(name if count == 1 else f"{name}-{index}", hints, words) for index in range(1, count + 1)]
 
 
 def _planned(job: object, where: str) -> dict[str, Any]:

@@ -291,7 +291,22 @@ def plan(view: PlanView) -> RenderableType:
             job.explanation,
         )
     saving = Text(f"predicted packing saving: {percent(view.packing_saving_predicted)} (nothing was done)")
-    return Group(table, saving)
+    return Group(*([table] if view.jobs else []), *_affected(view), saving)
+
+
+def _affected(view: PlanView) -> list[RenderableType]:
+    """Return what would be different for the jobs that are there already."""
+    looked_at = f" ({view.reconsidered} of {view.running} running ones looked at)" if view.reconsidered else ""
+    if not view.affected:
+        return [Text(f"nothing would be different for the other jobs{looked_at}")]
+    table = FittingTable("JOB", "NAME", "NOW", "THEN", "WHY", spare=("NAME",))
+    words = {"now": "starts now", "later": "waits", "never": "never", "runs": "runs"}
+    for job in view.affected:
+        table.row(job.job_id, job.name, words[job.before], words[job.after], job.why)
+    return [
+        table,
+        Text(f"jobs that run keep their places; 'then' is what they would get if placed anew{looked_at}", "dim"),
+    ]
 
 
 def top(job_views: Sequence[JobView], gpu_views: Sequence[GpuView]) -> RenderableType:

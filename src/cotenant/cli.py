@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cotenant import __version__, _attach, _predictions, _preflight, _render
+from cotenant import __version__, _accounts, _attach, _predictions, _preflight, _render
 from cotenant._characterise import characterise
 from cotenant._evaluate import evaluate
 from cotenant._hint_options import with_hint_options
@@ -30,7 +30,7 @@ from cotenant._train_coldstart import train
 from cotenant._tune import tune
 from cotenant.scheduler.errors import CotenantError, NotPlaceable
 from cotenant.scheduler.hints import check_job_id, metadata_hints, parse_hints
-from cotenant.scheduler.specs import check_command, check_name, check_reason
+from cotenant.scheduler.specs import check_name, check_reason
 
 if TYPE_CHECKING:
     from cotenant.scheduler.client import Client
@@ -222,23 +222,31 @@ def plan(
     name: Name = None,
     count: Annotated[int, typer.Option("--count", min=1, max=_preflight.MAX_PLANNED, help="So many such jobs.")] = 1,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="YAML file with several jobs.")] = None,
-    packing_bias: Annotated[
-        float | None, typer.Option("--packing-bias", min=0.0, max=1.0, help="Try another placement.packing_bias.")
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Try a setting: placement.confidence=0.9; repeatable."),
     ] = None,
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what would happen to jobs if they were submitted now. Nothing is done."""
-    if file is not None and (hints or command or name or count > 1):
+    """Say what would happen to jobs if they were submitted now, or to all jobs under other settings. Nothing is done.
+
+    With --set and no job described, only what would be different for the jobs that are there.
+    """
+    described = bool(hints or command or name or count > 1)
+    if file is not None and described:
         raise CotenantError("file: give either --file or hints, a command, --name and --count, not both")
     wanted = (
         _preflight.read_plan(file)
         if file is not None
         else [{"name": name, "command": command or [], "hints": hints, "count": count}]
+        if described or not settings
+        else []
     )
-    jobs = [planned for job in wanted for planned in _planned(job)]
+    jobs = [planned for job in wanted for planned in _preflight.planned_jobs(job)]
+    changes = _accounts.read_changes(settings or [])
     with _client(address) as client:
-        view = client.plan(jobs, packing_bias)
+        view = client.plan(jobs, changes)
     if as_json:
         _render.print_json(view)
     else:
@@ -410,6 +418,21 @@ def predictions(job: _predictions.Job = None, address: Address = None, as_json: 
             _render.print_json(view) if as_json else _render.out().print(_predictions.shown(view))
 
 
+@app.command(help=_accounts.DOC)
+def accounts(address: Address = None, as_json: AsJson = False) -> None:
+    with _client(address) as client:
+        views = client.accounts()
+    _render.print_json(views) if as_json else _render.out().print(_accounts.shown(views))
+
+
+@app.command(help=_accounts.SETTINGS_DOC)
+def settings(changes: _accounts.Changed = None, address: Address = None, as_json: AsJson = False) -> None:
+    wanted = _accounts.read_changes(changes or [])
+    with _client(address) as client:
+        view = client.change_tuning(wanted) if wanted else client.tuning()
+    _render.print_json(view) if as_json else _render.out().print(_accounts.tuning(view))
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
@@ -450,19 +473,6 @@ def _stay(client: Client, command: list[str], hints: Hints, **how: Any) -> int:
 def _refuse_unplaceable(view: JobView) -> None:
     if view.not_placeable:
         raise NotPlaceable(f"{view.job_id}: {view.reason}")
-
-
-def _planned(job: Mapping[str, Any]) -> list[tuple[str, Hints, list[str]]]:
-    """Return the hypothetical jobs one entry of a plan stands for."""
-    words, count = job.get("command", []), job.get("count", 1)
-    name = job.get("name")
-    if name is None:
-        name = _preflight.default_name(words)
-    check_name(name)
-    if words:
-        check_command(words)
-    hints = parse_hints(job.get("hints", {}), time.time())
-    return [(name if count == 1 else f"{name}-{index}", hints, words) for index in range(1, count + 1)]
 
 
 def _count(number: int, noun: str) -> str:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling import GIB, Driver, half, host, measurement, profile, report, spec
 
-from cotenant.configs.settings import AccountSettings, SchedulingSettings
+from cotenant.configs.settings import AccountSettings, SchedulingSettings, Settings
+from cotenant.scheduler.core import queries
 from cotenant.scheduler.core.accounts import KEPT_ACCOUNTS, Account, Accounts, fair_share
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import HostJoined, JobExited, StopRequested, Tick
@@ -171,3 +172,21 @@ def test_any_half_life_charges_what_was_held(half_life_s: float) -> None:
     assert 0.0 < charged <= 20.0 * (1.0 + 1e-12)
     if half_life_s > 1e6:
         assert charged == pytest.approx(20.0, rel=1e-3)
+
+
+def test_accounts_as_people_see_them() -> None:
+    rules = SchedulingSettings(tenants={"ml": AccountSettings(weight=3.0, most_gpus=2.0)})
+    driver = Driver(host(gpus=2), configured=Settings(scheduling=rules))
+    driver.run(half("a"), half("b", tenant="x", isolation="hard"))
+    driver.submit(half("c", tenant="x", gpu_memory=9 * GIB), spec("d", tenant="x"))
+    driver.do(Tick(), after_s=100.0)
+    views = {(view.kind, view.name): view for view in queries.accounts(driver.core.state, driver.now)}
+    assert list(views) == [("tenant", "default"), ("tenant", "ml"), ("tenant", "x"), ("queue", "default")]
+    ml, x, queue = views["tenant", "ml"], views["tenant", "x"], views["queue", "default"]
+    assert (ml.weight, ml.most_gpus, ml.held_gpus, ml.fair_share, ml.entitled_fraction) == (3.0, 2.0, 0.0, 1.0, 0.0)
+    assert (x.held_gpus, x.running_jobs, x.waiting_jobs, x.entitled_fraction) == (1.0, 1, 1, 0.5)
+    assert x.used_gpu_s == pytest.approx(102.0, rel=0.01)
+    assert x.used_fraction == pytest.approx(1.0 / (1.0 + views["tenant", "default"].held_gpus))
+    assert x.fair_share == pytest.approx(2 ** -(x.used_fraction / 0.5))
+    assert x.fair_share < 0.5 < views["tenant", "default"].fair_share
+    assert (queue.used_fraction, queue.entitled_fraction, queue.fair_share) == (1.0, 1.0, 0.5)

@@ -79,6 +79,8 @@ ROUTES = [
     ("GET", "/api/v1/jobs/job-1/logs"),
     ("GET", "/api/v1/jobs/job-1/forecast-scores"),
     ("GET", "/api/v1/predictions"),
+    ("GET", "/api/v1/accounts"),
+    ("PATCH", "/api/v1/tuning"),
     ("GET", "/api/v1/gpus"),
     ("GET", "/api/v1/hosts"),
     ("POST", "/api/v1/plan"),
@@ -300,22 +302,24 @@ def test_gpus_and_hosts(http: Http) -> None:
 def test_plan(http: Http, client: FakeClient) -> None:
     body = {
         "jobs": [{"name": "a", "count": 2, "hints": {"gpu_memory": "2GiB"}}, {"command": ["x"]}],
-        "packing_bias": 0.7,
+        "settings": {"placement": {"packing_bias": 0.7}},
     }
     response = http.post("/api/v1/plan", json=body)
     assert [job["name"] for job in response.json()["jobs"]] == ["a-1", "a-2", "job"]
     hints = Hints(gpu_memory=2 * GIB)
-    assert client.planned == ([("a-1", hints, []), ("a-2", hints, []), ("job", Hints(), ["x"])], 0.7)
+    assert client.planned == ([("a-1", hints, []), ("a-2", hints, []), ("job", Hints(), ["x"])], body["settings"])
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {"jobs": []},
         {"jobs": [{"count": 0}]},
         {"jobs": [{"count": True}]},
         {"jobs": [{"count": 600}, {"count": 600}]},
-        {"jobs": [{}], "packing_bias": 2},
+        {"jobs": [{}], "settings": {"placement": {"packing_bias": 2}}},
+        {"settings": {"placement": {"pack": 0.2}}},
+        {"settings": {"lease": {"ttl_s": 2}}},
+        {"settings": {"placement": 3}},
         {"jobs": [{}], "packing": 1},
     ],
 )
@@ -332,6 +336,28 @@ def test_tuning(http: Http, client: FakeClient) -> None:
     assert problem(http.put("/api/v1/tuning", json=body), 422, "not-accepted")["errors"][0]["value"] == 1.9
     problem(http.put("/api/v1/tuning", json={"placement": {}}), 422, "not-accepted")
     assert client.current.placement.packing_bias == 0.9
+
+
+def test_changing_some_settings(http: Http, client: FakeClient) -> None:
+    change = {"placement": {"confidence": 0.9}, "scheduling": {"tenants": {"ml": {"most_gpus": 2}}}}
+    body = http.patch("/api/v1/tuning", json=change).json()
+    assert (body["placement"]["confidence"], body["placement"]["packing_bias"]) == (0.9, 0.5)
+    assert client.current.scheduling.tenants["ml"].most_gpus == 2
+    assert http.patch("/api/v1/tuning", json={}).json() == http.get("/api/v1/tuning").json() == body
+    found = problem(http.patch("/api/v1/tuning", json={"scheduling": {"size_weight": -1}}), 422, "not-accepted")
+    assert (found["field"], found["value"], found["accepted"]) == (
+        "scheduling.size_weight",
+        -1,
+        "a number >= 0 and <= 100",
+    )
+    assert http.get("/api/v1/tuning").json() == body
+
+
+def test_accounts(http: Http) -> None:
+    assert [(each["kind"], each["name"]) for each in http.get("/api/v1/accounts").json()] == [
+        ("tenant", "ml"),
+        ("queue", "default"),
+    ]
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

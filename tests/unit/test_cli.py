@@ -353,6 +353,7 @@ def test_a_waiting_job_says_what_it_waits_for(client: FakeClient, monkeypatch: p
         (["top", "--once"], ["GPUs: 2", "1 running", "job-1", "gpu-0"]),
         (["explain", "job-1"], ["waits for memory", "6 GiB short", "What would help:"]),
         (["plan", "--count", "2"], ["job-1", "job-2", "now", "1.20x", "predicted packing saving: 30%"]),
+        (["accounts"], ["tenant", "ml", "1.25 of 2", "2.0 GPU h", "50%", "75%", "0.63"]),
         (["stop", "job-1"], ["job-1 STOPPING"]),
         (["version"], ["cotenant 0."]),
     ],
@@ -370,6 +371,7 @@ def test_tables(client: FakeClient, args: list[str], words: list[str]) -> None:
         (["ps", "--all", "--limit", "1"], {"job_id": "job-1"}),
         (["gpus"], {"gpu_id": "gpu-0"}),
         (["hosts"], {"host_id": "host-0"}),
+        (["accounts"], {"kind": "tenant", "name": "ml", "held_gpus": 1.25}),
         (["stop", "job-1", "--reason", "enough"], {"job_id": "job-1", "reason": "enough"}),
     ],
 )
@@ -442,7 +444,7 @@ def test_names_cannot_steer_the_terminal(client: FakeClient) -> None:
         ["explain"],
         ["ps", "--limit", "0"],
         ["plan", "--count", "x"],
-        ["plan", "--packing-bias", "2"],
+        ["plan", "--set"],
     ],
 )
 def test_wrong_usage_is_exit_code_1(client: FakeClient, args: list[str]) -> None:

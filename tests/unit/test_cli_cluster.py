@@ -26,8 +26,8 @@ def test_plan_file(client: FakeClient, tmp_path: Path) -> None:
         "jobs:\n- {name: bert, command: python 'my train.py', count: 2, hints: {gpu_memory: 2GiB, compute: 0.4}}\n"
         "- {command: [python, -m, x]}\n- {hints: {gpu_memory: 1TiB}}\n"
     )
-    assert invoke("plan", "--file", str(path), "--packing-bias", "0.7")[0] == 2
-    jobs, bias = client.planned
+    assert invoke("plan", "--file", str(path), "--set", "placement.packing_bias=0.7")[0] == 2
+    jobs, changes = client.planned
     bert = Hints(gpu_memory=2 * GIB, compute=0.4)
     command = ["python", "my train.py"]
     assert jobs == [
@@ -36,7 +36,47 @@ def test_plan_file(client: FakeClient, tmp_path: Path) -> None:
         ("python", Hints(), ["python", "-m", "x"]),
         ("job", Hints(gpu_memory=2**40), []),
     ]
-    assert bias == 0.7
+    assert changes == {"placement": {"packing_bias": 0.7}}
+
+
+def test_plan_of_other_settings_alone(client: FakeClient) -> None:
+    code, out, _ = invoke("plan", "--set", "placement.max_jobs_per_gpu=8", "--set", "resize.enabled=false")
+    assert code == 0
+    assert client.planned == ([], {"placement": {"max_jobs_per_gpu": 8}, "resize": {"enabled": False}})
+    assert "job-1  train  waits  starts now  fits" in out
+    assert "1 of 1 running ones looked at" in out
+
+
+def test_settings_are_shown_and_changed(client: FakeClient) -> None:
+    assert "placement.packing_bias=0.5\n" in invoke("settings")[1]
+    limits = "scheduling.tenants={ml: {most_gpus: 3}}"
+    code, out, _ = invoke("settings", "placement.packing_bias=0.9", limits)
+    assert code == 0
+    assert "placement.packing_bias=0.9\n" in out
+    assert client.current.scheduling.tenants["ml"].most_gpus == 3
+    assert json.loads(invoke("settings", "--json")[1])["placement"]["packing_bias"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("packing_bias=1", "set: 'packing_bias=1' is not accepted; give section.key=value"),
+        ("placement.confidence", "set: 'placement.confidence' is not accepted; give section.key=value"),
+        ("placement.confidence=[", "placement.confidence: '[' is not accepted; give a value in YAML"),
+        ("placement.confidence=2", "placement.confidence: 2 is not accepted; give a number >= 0.5 and <= 0.95"),
+        ("placement.confidense=0.9", "placement: 'confidense' is not accepted; give a known name; did you mean confid"),
+        ("lease.ttl_s=3", "settings: 'lease' is not accepted; give one of placement, resize, scheduling"),
+        ("resize.enabled=1", "resize.enabled: 1 is not accepted; give true or false"),
+        ("placement.speeds={V100: .inf}", "placement.speeds: {'V100': inf} is not accepted; give names, each with"),
+    ],
+)
+@pytest.mark.parametrize("command", [["plan", "--set"], ["settings"]])
+def test_settings_that_are_not_accepted(client: FakeClient, command: list[str], text: str, message: str) -> None:
+    before = client.current
+    code, out, err = invoke(*command, text)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {message}")
+    assert client.current == before
 
 
 @pytest.mark.parametrize(

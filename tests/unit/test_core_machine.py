@@ -16,7 +16,7 @@ from scheduling import GIB, half, host, measurement, profile, report, settings, 
 
 from cotenant.configs.settings import LeaseSettings, PlacementSettings, ResizeSettings, Settings
 from cotenant.placement.types import Share
-from cotenant.scheduler.core import queries
+from cotenant.scheduler.core import queries, whatif
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import (
@@ -204,7 +204,7 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def look(self) -> None:
         before = self.core.state.to_json()
-        queries.plan(self.core, [half("x"), spec("y", gpus=2)], now=self.now)
+        whatif.plan(self.core, [half("x"), spec("y", gpus=2)], self.now, settings(max_jobs_per_gpu=2))
         queries.jobs(self.core.state)
         queries.gpus(self.core.state)
         queries.hosts(self.core.state)

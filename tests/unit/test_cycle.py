@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from scheduling import GIB, Driver, half, host, profile, spec
+from scheduling import GIB, Driver, half, host, spec
 
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.types import InterferencePredictor
@@ -233,45 +233,6 @@ class TestExplanations:
         driver.do(HostUnreachable("h1", "no report"))
         driver.submit(half("a"))
         assert [error.kind for error in driver.core.state.refused["a"]] == ["not_schedulable"]
-
-
-class TestPlan:
-    """What would happen, with nothing done."""
-
-    def test_it_agrees_with_what_then_happens_and_changes_nothing(self) -> None:
-        driver = Driver(host(gpus=2))
-        driver.run(half("n"))
-        before = driver.core.state.to_json()
-        wanted = [half("a"), half("b"), half("c", gpus=2, gpu_memory=8 * GIB), half("d", gpu_memory=9 * GIB)]
-        view = queries.plan(driver.core, wanted, now=driver.now)
-        assert driver.core.state.to_json() == before
-        assert [job.placeable for job in view.jobs] == ["now", "now", "later", "never"]
-        driver.submit(*wanted)
-        for planned in view.jobs[:2]:
-            shares = driver.job(planned.name).lease.shares  # type: ignore[union-attr]
-            assert [share.gpu_id for share in planned.shares] == [share.gpu_id for share in shares]
-
-    def test_it_predicts_slowdown_and_saving(self) -> None:
-        driver = Driver(host())
-        driver.run(half("n"))
-        driver.core.state.learn("fp-a", profile(util=0.3))
-        view = queries.plan(driver.core, [half("a")], now=driver.now)
-        assert view.jobs[0].slowdown_predicted is not None
-        assert list(view.jobs[0].neighbours) == ["n"]
-        assert view.packing_saving_predicted == pytest.approx(0.45, abs=0.1)
-
-    def test_a_packing_bias_can_be_tried(self) -> None:
-        driver = Driver(host(gpus=2))
-        driver.run(half("n"))
-        packed = queries.plan(driver.core, [half("a")], packing_bias=1.0, now=driver.now)
-        spread = queries.plan(driver.core, [half("a")], packing_bias=0.0, now=driver.now)
-        assert [len(view.jobs[0].neighbours) for view in (packed, spread)] == [1, 0]
-        with pytest.raises(ValueError, match="packing_bias"):
-            queries.plan(driver.core, [half("a")], packing_bias=2.0, now=driver.now)
-
-    def test_without_hosts(self) -> None:
-        view = queries.plan(Driver().core, [half("a")], now=0.0)
-        assert (view.jobs[0].placeable, view.jobs[0].explanation) == ("later", "no GPU host is known yet")
 
 
 class TestViews:

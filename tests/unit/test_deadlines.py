@@ -127,7 +127,9 @@ def test_neighbours_yield_to_a_deadline_at_risk() -> None:
     assert risky.job("a").at_risk
     view = queries.job(risky.core.state, "a")
     assert view.deadline.endswith("at the present speed: at risk")
-    assert view.deadline in queries.explain(risky.core.state, "a", risky.now).details
+    told = queries.explain(risky.core.state, "a", risky.now)
+    assert view.deadline in told.details
+    assert told.would_help == ["fewer neighbours: alone it needs 97 s"]
 
 
 def test_nobody_yields_to_a_deadline_that_is_lost() -> None:
@@ -137,6 +139,7 @@ def test_nobody_yields_to_a_deadline_that_is_lost() -> None:
     assert not driver.job("a").at_risk
     assert shares(driver)[0] < 0.65
     assert queries.job(driver.core.state, "a").deadline.endswith("even alone on its GPUs: cannot be met")
+    assert queries.explain(driver.core.state, "a", driver.now).would_help == ["a deadline at least 44 s later"]
 
 
 def test_the_measured_speed_counts_and_a_restart_begins_anew() -> None:

@@ -399,7 +399,12 @@ LONE = "\\ud800"
 )
 def test_bodies_with_junk_are_problems_and_never_bugs(fake: FakeClient, text: str) -> None:
     before = fake.current
-    for method, path in (("POST", "/api/v1/jobs"), ("POST", "/api/v1/plan"), ("PUT", "/api/v1/tuning")):
+    for method, path in (
+        ("POST", "/api/v1/jobs"),
+        ("POST", "/api/v1/plan"),
+        ("PUT", "/api/v1/tuning"),
+        ("PATCH", "/api/v1/tuning"),
+    ):
         response = request(fake, method, path, content=text, headers=JSON)
         assert response.status_code in {400, 422}, response.text
         assert response.headers["content-type"] == "application/problem+json"

@@ -8,7 +8,7 @@ import pytest
 from scheduling import GIB, Driver, half, host, settings, spec
 
 from cotenant.configs.settings import AccountSettings, PlacementSettings, ResizeSettings, SchedulingSettings, Settings
-from cotenant.scheduler.core import queries
+from cotenant.scheduler.core import queries, whatif
 from cotenant.scheduler.core.events import JobExited, SettingsChanged
 from cotenant.scheduler.errors import HintError
 from cotenant.scheduler.specs import check_queue
@@ -52,7 +52,7 @@ def test_a_limit_refuses_and_says_so(rules: dict[str, Any], hints: dict[str, Any
     assert explained.summary == f"waits: {told}"
     assert explained.would_help == ["wait for one of these jobs to end, or have an administrator raise the limit"]
     assert queries.job(driver.core.state, "c").waits == told
-    planned = queries.plan(driver.core, [of_tenant("d", **hints)], now=driver.now).jobs[0]
+    planned = whatif.plan(driver.core, [of_tenant("d", **hints)], driver.now).jobs[0]
     assert (planned.placeable, planned.explanation) == ("later", told)
     driver.do(JobExited("a", 1, "h1", 0))
     assert started(driver) == {"b", "c"}

@@ -115,6 +115,16 @@ def test_short_jobs_fill_the_gaps_and_the_gang_starts_when_promised() -> None:
     assert [driver.state(each) for each in ("long", "unknown", "fits")] == ["QUEUED", "QUEUED", "STARTING"]
     told = queries.explain(driver.core.state, "gang", driver.now).details
     assert any(line.startswith("h1-0, h1-1 held for it, expected in 23 min") for line in told)
+    assert [view.held_for for view in queries.gpus(driver.core.state)] == ["gang", "gang"]
+    beside = queries.explain(driver.core.state, "unknown", driver.now)
+    (closed,) = [
+        line for line in beside.details if line.startswith("2 GPUs held for job gang, which has waited 10 min")
+    ]
+    assert closed.endswith("and is to start in 23 min")
+    assert "give expected_duration: a job known to be gone in time may use held GPUs" in beside.would_help
+    assert not [
+        line for line in queries.explain(driver.core.state, "long", driver.now).would_help if "expected" in line
+    ]
     assert State.from_json(driver.core.state.to_json()).reservation == driver.core.state.reservation
     driver.do(JobExited("fits", 1, "h1", 0), after_s=600.0)
     driver.do(JobExited("b", 1, "h1", 0), after_s=700.0)

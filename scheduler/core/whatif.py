@@ -1,0 +1,152 @@
+"""What would happen to hypothetical jobs, or under other settings: the scheduling cycle over a snapshot, taken back."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from cotenant.configs.settings import Settings
+from cotenant.forecasting.types import InterferencePredictor
+from cotenant.placement import types as placement
+from cotenant.placement.explain import explain as fold
+from cotenant.placement.objective import packing_saving
+from cotenant.placement.statement import Statement
+from cotenant.scheduler.core.cycle import Plan, propose
+from cotenant.scheduler.core.engine import Core
+from cotenant.scheduler.core.model import Job, JobSpec, JobState
+from cotenant.scheduler.core.priority import ordered
+from cotenant.scheduler.core.queries import NO_HOST, share_view
+from cotenant.scheduler.core.state import State
+from cotenant.scheduler.views import AffectedJob, PlannedJob, PlanView
+
+MOST_AFFECTED = 500  # waiting jobs that are listed
+MOST_RECONSIDERED = 200  # running jobs that are placed anew: each is a decision of its own
+
+_Outcome = Literal["now", "later", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a cycle would do."""
+
+    plan: Plan
+    places: Mapping[str, placement.Placement]
+
+    def outcome(self, job_id: str) -> tuple[_Outcome, str]:
+        """Return whether the job would be placed, and why there or why not."""
+        placed, refusal = self.places.get(job_id), self.plan.refused.get(job_id)
+        if placed is not None:
+            return "now", placed.reason
+        if refusal is None:
+            return "later", NO_HOST
+        return "never" if refusal.never else "later", fold(refusal.errors)
+
+
+def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | None = None) -> PlanView:
+    """Say what would happen if these jobs were submitted now, under these settings. Nothing is changed.
+
+    The very code of the scheduling cycle runs, over a snapshot, with the jobs that wait already. Running jobs stay
+    where they are; under other settings each is taken off its GPUs in a statement of its own, to see whether it would
+    get them again.
+
+    Args:
+        core: The core.
+        specs: The hypothetical jobs; their ids do not matter.
+        now: Unix seconds.
+        settings: Settings to try; None = those in force.
+    """
+    state = core.state
+    imagined = [_imagine(state, spec, number, now) for number, spec in enumerate(specs)]
+    before = _look(core, (), now) if state.queued else _Look(Plan(), {})
+    running = _newest(state) if settings is not None else []
+    fitted = [job for job in running if _refusal(core, job) is None]
+    with state.trying(settings or state.settings):
+        after = _look(core, imagined, now)
+        affected = [*_waiting(state, before, after), *_running(core, fitted)]
+        throughputs = [_predict(view, core.predictor) for view in after.plan.gpus]
+        ids = {job.spec.job_id for job in imagined}
+        shared = [n for n in throughputs if len(n) > 1 and not ids.isdisjoint(n)]
+        # Over several GPUs: 1 - (GPU time together) / (GPU time alone), which is 1 - 1/sum(n) for one of them.
+        mean = sum(sum(n.values()) for n in shared) / len(shared) if shared else None
+        return PlanView(
+            jobs=[_planned(state, job, after, throughputs) for job in imagined],
+            packing_saving_predicted=None if mean is None else packing_saving([mean]),
+            affected=affected,
+            reconsidered=len(running),
+            running=len(state.leased),
+        )
+
+
+def _imagine(state: State, spec: JobSpec, number: int, now: float) -> Job:
+    spec = replace(spec, job_id=f"planned {number}: {spec.name}")
+    return Job(spec, JobState.QUEUED, queued_at=now, seq=state.next_seq + number)
+
+
+def _look(core: Core, imagined: Sequence[Job], now: float) -> _Look:
+    state = core.state
+    snapshot = state.snapshot()
+    queue = ordered((*snapshot.waiting, *imagined), now, state.standing())
+    found = propose(state, snapshot, queue, core.policy, core.predictor)
+    return _Look(found, {placed.job_id: placed for placed in found.placed})
+
+
+def _waiting(state: State, before: _Look, after: _Look) -> list[AffectedJob]:
+    """Return the waiting jobs for which the two differ."""
+    found: list[AffectedJob] = []
+    for job in state.in_order(state.queued):
+        job_id = job.spec.job_id
+        (was, _), (becomes, why) = before.outcome(job_id), after.outcome(job_id)
+        if was != becomes and len(found) < MOST_AFFECTED:
+            found.append(AffectedJob(job_id=job_id, name=job.spec.name, before=was, after=becomes, why=why))
+    return found
+
+
+def _newest(state: State) -> list[Job]:
+    held = (job for job in (state.jobs[job_id] for job_id in state.leased) if job.state is not JobState.STOPPING)
+    return heapq.nlargest(MOST_RECONSIDERED, held, key=lambda job: job.seq)
+
+
+def _running(core: Core, jobs: Sequence[Job]) -> Iterator[AffectedJob]:
+    """Yield those of these running jobs that would not get their GPUs again."""
+    for job in jobs:
+        refusal = _refusal(core, job)
+        if refusal is not None:
+            outcome: _Outcome = "never" if refusal.never else "later"
+            why = fold(refusal.errors)
+            yield AffectedJob(job_id=job.spec.job_id, name=job.spec.name, before="runs", after=outcome, why=why)
+
+
+def _refusal(core: Core, job: Job) -> placement.NoFit | None:
+    """Return why the job would not get its GPUs if it had to be placed anew; None when it would."""
+    state = core.state
+    shares = job.lease.shares if job.lease else ()
+    statement = Statement([state.view(share.gpu_id) for share in shares if share.gpu_id in state.gpus])
+    statement.evict(job.spec.job_id)
+    crowd = len(shares) + 1  # more than there are GPUs: an empty one for everybody is not what is asked
+    answer = core.policy.place(
+        state.request_of(job), statement.view(), core.predictor, state.settings.placement, waiting_gpus=crowd
+    )
+    return answer if isinstance(answer, placement.NoFit) else None
+
+
+def _predict(view: placement.GpuView, predictor: InterferencePredictor) -> dict[str, float]:
+    members = view.residents
+    predictions = predictor.predict([member.profile for member in members], view.gpu_type) if members else ()
+    return {member.job_id: p.mid for member, p in zip(members, predictions, strict=True)}
+
+
+def _planned(state: State, job: Job, found: _Look, throughputs: Sequence[Mapping[str, float]]) -> PlannedJob:
+    job_id = job.spec.job_id
+    placed = found.places.get(job_id)
+    outcome, why = found.outcome(job_id)
+    here = [n for n in throughputs if job_id in n]
+    return PlannedJob(
+        name=job.spec.name,
+        placeable=outcome if state.hosts else "later",
+        shares=[share_view(state, share) for share in placed.shares] if placed else [],
+        slowdown_predicted=max((1.0 / n[job_id] for n in here), default=None),
+        neighbours={other: 1.0 / value for n in here for other, value in n.items() if other != job_id},
+        explanation=why if state.hosts else NO_HOST,
+    )

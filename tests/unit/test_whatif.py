@@ -1,0 +1,117 @@
+"""What would happen: to hypothetical jobs, to those that wait and to those that run, under these or other settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scheduling import GIB, Driver, half, host, profile, settings, spec
+
+from cotenant.configs.settings import AccountSettings, SchedulingSettings, Settings
+from cotenant.scheduler.core import whatif
+from cotenant.scheduler.core.events import SettingsChanged
+from cotenant.scheduler.core.model import JobSpec
+from cotenant.scheduler.tuning import tuning_of
+
+
+class TestPlan:
+    """What would happen, with nothing done."""
+
+    def test_it_agrees_with_what_then_happens_and_changes_nothing(self) -> None:
+        driver = Driver(host(gpus=2))
+        driver.run(half("n"))
+        before = driver.core.state.to_json()
+        wanted = [half("a"), half("b"), half("c", gpus=2, gpu_memory=8 * GIB), half("d", gpu_memory=9 * GIB)]
+        view = whatif.plan(driver.core, wanted, now=driver.now)
+        assert driver.core.state.to_json() == before
+        assert [job.placeable for job in view.jobs] == ["now", "now", "later", "never"]
+        driver.submit(*wanted)
+        for planned in view.jobs[:2]:
+            shares = driver.job(planned.name).lease.shares  # type: ignore[union-attr]
+            assert [share.gpu_id for share in planned.shares] == [share.gpu_id for share in shares]
+
+    def test_it_predicts_slowdown_and_saving(self) -> None:
+        driver = Driver(host())
+        driver.run(half("n"))
+        driver.core.state.learn("fp-a", profile(util=0.3))
+        view = whatif.plan(driver.core, [half("a")], now=driver.now)
+        assert view.jobs[0].slowdown_predicted is not None
+        assert list(view.jobs[0].neighbours) == ["n"]
+        assert view.packing_saving_predicted == pytest.approx(0.45, abs=0.1)
+
+    def test_without_hosts(self) -> None:
+        view = whatif.plan(Driver().core, [half("a")], now=0.0)
+        assert (view.jobs[0].placeable, view.jobs[0].explanation) == ("later", "no GPU host is known yet")
+
+
+def tried(driver: Driver, *specs: JobSpec, **placement: Any) -> whatif.PlanView:
+    """The plan under a changed section ``placement``; it must leave no trace."""
+    before = driver.core.state.to_json()
+    now = driver.core.state.settings
+    view = whatif.plan(
+        driver.core, specs, driver.now, now.model_copy(update={"placement": settings(**placement).placement})
+    )
+    assert driver.core.state.to_json() == before
+    return view
+
+
+class TestOtherSettings:
+    """The same jobs, had an administrator chosen otherwise."""
+
+    def test_a_packing_bias(self) -> None:
+        driver = Driver(host(gpus=2))
+        driver.run(half("n"))
+        packed, spread = tried(driver, half("a"), packing_bias=1.0), tried(driver, half("a"), packing_bias=0.0)
+        assert [len(view.jobs[0].neighbours) for view in (packed, spread)] == [1, 0]
+        assert (packed.running, packed.reconsidered, packed.affected) == (1, 1, [])
+
+    def test_a_limit_that_lets_waiting_jobs_start_which_then_happens(self) -> None:
+        driver = Driver(host(), configured=settings(max_jobs_per_gpu=1))
+        driver.run(half("a"))
+        driver.submit(half("b"), half("c"))
+        view = tried(driver, max_jobs_per_gpu=2)
+        assert [(job.job_id, job.before, job.after) for job in view.affected] == [("b", "later", "now")]
+        more = tuning_of(Settings(placement=settings(max_jobs_per_gpu=2).placement))
+        driver.do(SettingsChanged(more.placement, more.resize, more.scheduling))
+        assert [driver.state(job_id) for job_id in "bc"] == ["STARTING", "QUEUED"]
+
+    @pytest.mark.parametrize(
+        ("changed", "why"),
+        [
+            ({"max_jobs_per_gpu": 1}, "1 GPU: would carry 2 jobs, the limit is 1"),
+            ({"default_max_slowdown": 1.0}, "1 GPU: predicted slowdown 1.04 > 1.00"),
+            ({"policy": "exclusive"}, "1 GPU: would carry 2 jobs, the limit is 1"),
+        ],
+    )
+    def test_one_that_running_jobs_would_not_meet(self, changed: dict[str, Any], why: str) -> None:
+        driver = Driver(host(gpus=1))
+        driver.run(half("a", compute=0.2), half("b", compute=0.2))
+        view = tried(driver, **changed)
+        assert {(job.job_id, job.before, job.after, job.why) for job in view.affected} == {
+            (job_id, "runs", "later", why) for job_id in "ab"
+        }
+
+    def test_running_jobs_that_are_still_being_measured_are_not_counted_against_it(self) -> None:
+        driver = Driver(host())
+        driver.core.state.learn("fp-a", profile(util=0.2, memory=GIB))
+        driver.run(spec("a"))
+        assert tried(driver, packing_bias=1.0).affected == []
+
+    def test_weights_and_quotas(self) -> None:
+        driver = Driver(host())
+        driver.run(half("n", compute=0.9))
+        driver.submit(half("a", tenant="ml"))
+        closed = SchedulingSettings(tenants={"ml": AccountSettings(most_gpus=0.1)})
+        now = driver.core.state.settings.model_copy(update={"scheduling": closed})
+        (job,) = whatif.plan(driver.core, [], driver.now, now).affected
+        assert (job.job_id, job.after) == ("a", "never")
+        assert job.why.startswith("tenant ml holds 0.00 of 0.1 GPUs")
+
+    def test_hypothetical_jobs_may_take_what_a_waiting_one_would_have_had(self) -> None:
+        driver = Driver(host(), configured=settings(max_jobs_per_gpu=1))
+        driver.run(half("a"))
+        driver.submit(half("b"))
+        view = tried(driver, replace(half("c", priority="high"), name="c"), max_jobs_per_gpu=2)
+        assert [job.placeable for job in view.jobs] == ["now"]
+        assert view.affected == []
