@@ -9,8 +9,7 @@ read back from JSON decides as the original would have.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -335,16 +334,6 @@ class State:
         """Put settings in force."""
         self.settings = settings
         self._views.clear()
-
-    @contextmanager
-    def trying(self, settings: Settings) -> Iterator[None]:
-        """Look at the state as it would be under other settings; afterwards it is as before."""
-        kept = self.settings, self._views
-        self.settings, self._views = settings, {}
-        try:
-            yield
-        finally:
-            self.settings, self._views = kept
 
     def ignore(self, reason: str) -> None:
         """Count an event that was ignored."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -62,7 +63,7 @@ def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | 
     before = _look(core, (), now) if state.queued else _Look(Plan(), {})
     running = _newest(state) if settings is not None else []
     fitted = [job for job in running if _refusal(core, job) is None]
-    with state.trying(settings or state.settings):
+    with _trying(state, settings):
         after = _look(core, imagined, now)
         affected = [*_waiting(state, before, after), *_running(core, fitted)]
         throughputs = [_predict(view, core.predictor) for view in after.plan.gpus]
@@ -77,6 +78,19 @@ def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | 
             reconsidered=len(running),
             running=len(state.leased),
         )
+
+
+@contextmanager
+def _trying(state: State, settings: Settings | None) -> Iterator[None]:
+    """Look at the state as it would be under other settings (None = it stays as it is); afterwards it is as before."""
+    kept = state.settings
+    try:
+        if settings is not None:
+            state.set_settings(settings)
+        yield
+    finally:
+        if settings is not None:
+            state.set_settings(kept)
 
 
 def _imagine(state: State, spec: JobSpec, number: int, now: float) -> Job:
