@@ -138,6 +138,8 @@ class Profiler:
                     framework=hint.framework or report.framework,
                     device=activities[gpu_id],
                     mix=report.mix,
+                    util_age_s=track.age.mean(),
+                    util_source=track.util_source(),
                 )
             )
         self._begin_window(granted.keys() | self._present, shares.keys() | reports.keys())
@@ -168,7 +170,8 @@ class Profiler:
         track = self._tracks.setdefault((job.job_id, job.gpu_id), Track())
         track.samples += 1
         self._reject_unless(track.busy.add(job.busy_s, at_s, ABSURD_UTIL))
-        self._reject_unless(track.util.add(job.util, interval_s, ABSURD_UTIL))
+        if self._reject_unless(track.util.add(job.util, interval_s, ABSURD_UTIL)) and job.util is not None:
+            track.note_source(job.util_source, job.util_age_s, interval_s)
         self._reject_unless(track.add_memory(job.memory_bytes, at_s, interval_s, self._memory_limit[job.gpu_id]))
         self._reject_unless(track.host.add(job.host_busy_s, at_s, None))
         # Read now and then only: a sample without them is no gap.
@@ -177,9 +180,10 @@ class Profiler:
         if job.write_bytes is not None:
             self._reject_unless(track.written.add(job.write_bytes, at_s, None))
 
-    def _reject_unless(self, believable: bool) -> None:
+    def _reject_unless(self, believable: bool) -> bool:
         if not believable:
             self.rejected += 1
+        return believable
 
     def _forget_counters(self) -> None:
         for track in self._tracks.values():

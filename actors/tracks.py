@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from cotenant.actors.devices.base import DeviceSample
 from cotenant.actors.reports import JobReport
 from cotenant.forecasting.signatures import BY_NAME
-from cotenant.forecasting.types import DeviceActivity, Reading
+from cotenant.forecasting.types import DeviceActivity, Reading, UtilSource
 
 STALLED_STEPS = 2.0  # a job without a new step counts as stalled after this many of its own step times
 # What is averaged of a device's activity, and the largest value of each that can be believed.
@@ -97,6 +98,8 @@ class Track:
     host: Counter = field(default_factory=Counter)
     util: Level = field(default_factory=Level)
     memory: Level = field(default_factory=Level)
+    age: Level = field(default_factory=Level)
+    estimated: bool = False  # some of the utilisation was a part of the whole device's
     read: Counter = field(default_factory=Counter)
     written: Counter = field(default_factory=Counter)
     memory_from: tuple[float, float] | None = None  # time and value of the window's first memory reading
@@ -116,6 +119,19 @@ class Track:
         if self.memory_from is None or self.memory_to is None or self.memory_to[0] <= self.memory_from[0]:
             return None
         return (self.memory_to[1] - self.memory_from[1]) / (self.memory_to[0] - self.memory_from[0])
+
+    def note_source(self, source: UtilSource | None, age_s: Reading, interval_s: float) -> None:
+        """Take in where a reading of the utilisation came from, and how old it was."""
+        self.estimated = self.estimated or source == "device"
+        self.age.add(age_s, interval_s, math.inf)
+
+    def util_source(self) -> UtilSource | None:
+        """Return where the window's utilisation comes from; one estimate among the readings makes it one."""
+        if self.busy.known():
+            return "counter"
+        if self.util.mean() is None:
+            return None
+        return "device" if self.estimated else "process"
 
     def utilisation(self) -> tuple[Reading, Reading]:
         """Mean and peak, from the counter where there is one. A hair above 1 is the clocks' doing and cut off."""

@@ -78,8 +78,9 @@ def _device(
     *,
     cpu: bool = False,
     nvidia: Literal["yes", "some"] = "some",
+    since: int = 1,
 ) -> SignatureField:
-    return SignatureField(name, unit, "device", source, _NO_SAY, most=most, cpu=cpu, nvidia=nvidia, since=1)
+    return SignatureField(name, unit, "device", source, _NO_SAY, most=most, cpu=cpu, nvidia=nvidia, since=since)
 
 
 def _mixed(operator_class: str, what: str) -> SignatureField:
@@ -102,6 +103,24 @@ FIELDS: tuple[SignatureField, ...] = (
     SignatureField("samples", "1", "window", "number of device samples in it", "", "whole", most=1e6),
     SignatureField("util_mean", "1", "job", "device time counter over the window, else mean of ratios", _ASLEEP),
     SignatureField("util_peak", "1", "job", "largest sample of the same", _ASLEEP),
+    SignatureField(
+        "util_age_s",
+        "s",
+        "job",
+        "mean age of the driver's readings behind it; 0 for a counter",
+        _ASLEEP,
+        most=_SECONDS,
+        since=2,
+    ),
+    SignatureField(
+        "util_source",
+        "text",
+        "job",
+        '"counter" of device time, the driver by "process", or "device": a part of the whole device\'s, an estimate',
+        _ASLEEP,
+        "text",
+        since=2,
+    ),
     SignatureField(
         "memory_bytes", "B", "job", "last sample (`cpu`: resident memory on the device)", _ASLEEP, most=_BYTES
     ),
@@ -231,7 +250,9 @@ FIELDS: tuple[SignatureField, ...] = (
     _device("device_pcie_tx_bytes_s", "B/s", "PCIe byte counters (NVML field 197), else GPM metric 20", _RATE),
     _device("device_nvlink_rx_bytes_s", "B/s", "NVLink byte counters, summed over links", _RATE),
     _device("device_nvlink_tx_bytes_s", "B/s", "NVLink byte counters, summed over links", _RATE),
-    _device("device_power_w", "W", "mean of NVML's power readings", 1e5, nvidia="yes"),
+    _device("device_power_w", "W", "NVML energy counter, else mean of its power readings", 1e5, nvidia="yes"),
+    _device("device_sm_clock_mhz", "MHz", "NVML clock of the multiprocessors", 1e5, nvidia="yes", since=2),
+    _device("device_temperature_c", "°C", "NVML temperature", 1e3, nvidia="yes", since=2),
 )
 BY_NAME: Mapping[str, SignatureField] = {each.name: each for each in FIELDS}
 COLUMNS: tuple[str, ...] = tuple(BY_NAME)
@@ -309,7 +330,12 @@ def _from_version_0(row: Mapping[str, Any]) -> dict[str, Any]:
     return dict(row) | {each.name: None for each in FIELDS if each.since > 0}
 
 
-_UPGRADES: tuple[Callable[[Mapping[str, Any]], dict[str, Any]], ...] = (_from_version_0,)
+def _from_version_1(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Version 2 added where utilisation comes from, clocks and temperatures."""
+    return dict(row) | {each.name: None for each in FIELDS if each.since > 1}
+
+
+_UPGRADES: tuple[Callable[[Mapping[str, Any]], dict[str, Any]], ...] = (_from_version_0, _from_version_1)
 
 
 def accepted(signature: Signature) -> Signature:

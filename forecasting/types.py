@@ -13,8 +13,11 @@ from typing import Literal, Protocol, runtime_checkable
 from cotenant.forecasting.versions import check_version, restore
 
 Reading = float | None
+# Where a job's utilisation comes from: a counter of its device time; the driver, by process; or the whole device, of
+# which the job was given a part, which is an estimate.
+UtilSource = Literal["counter", "process", "device"]
 
-SIGNATURE_VERSION = 1
+SIGNATURE_VERSION = 2
 HORIZONS_S: tuple[int, ...] = (1, 2, 5, 60, 300, 900)
 LEVELS: tuple[float, ...] = (0.10, 0.50, 0.90, 0.95, 0.99)
 
@@ -37,6 +40,8 @@ class DeviceActivity:
         nvlink_rx_bytes_s: Bytes per second over NVLink to the device.
         nvlink_tx_bytes_s: Bytes per second over NVLink from the device.
         power_w: Mean power in watts.
+        sm_clock_mhz: Clock of the multiprocessors in MHz.
+        temperature_c: Temperature in °C.
     """
 
     util: Reading = None
@@ -51,6 +56,8 @@ class DeviceActivity:
     nvlink_rx_bytes_s: Reading = None
     nvlink_tx_bytes_s: Reading = None
     power_w: Reading = None
+    sm_clock_mhz: Reading = None
+    temperature_c: Reading = None
 
     def __setstate__(self, state: Sequence[object]) -> None:
         """See ``versions.restore``."""
@@ -123,6 +130,9 @@ class Signature:
         framework: The hint, else what was observed; None when not known.
         device: What the whole GPU did; None when the device says nothing beyond what is above.
         mix: Classes of operators, as last measured; None when never.
+        util_age_s: Mean age of the readings behind ``util_mean``, seconds: drivers refresh more slowly than asked.
+        util_source: "counter" of device time, the driver by "process", or "device": a part of what the whole device
+            did, an estimate.
     """
 
     job_id: str
@@ -149,6 +159,8 @@ class Signature:
     framework: str | None = None
     device: DeviceActivity | None = None
     mix: OperatorMix | None = None
+    util_age_s: Reading = None
+    util_source: UtilSource | None = None
 
     def __post_init__(self) -> None:
         """Refuse what a newer version wrote: it may mean something else by the same name."""
@@ -359,5 +371,6 @@ __all__ = [
     "Reading",
     "Signature",
     "ThroughputPrediction",
+    "UtilSource",
     "predict_sets",
 ]

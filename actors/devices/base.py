@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cotenant.forecasting.types import DeviceActivity, Reading
+from cotenant.forecasting.types import DeviceActivity, Reading, UtilSource
 from cotenant.forecasting.versions import restore
+
+SILENT_LOST_S = 5.0  # a driver that has not answered for this long will not soon: its jobs are better off elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ class JobSample:
 
     ``read_bytes`` and ``write_bytes`` are counters of what the job read from and wrote to files, divided in the same
     way. They may be read less often than the others: None in a sample in which they were not.
+
+    ``util_age_s`` is the age of a ``util`` that a driver refreshes more slowly than it is asked, and ``util_source``
+    says whose reading it is; both only go with ``util``.
     """
 
     job_id: str
@@ -58,11 +63,13 @@ class JobSample:
     host_busy_s: Reading
     read_bytes: Reading = None
     write_bytes: Reading = None
+    util_age_s: Reading = None
+    util_source: UtilSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """One reading of one GPU as a whole. ``lost`` = the device is gone and must be drained.
+    """One reading of one GPU as a whole. ``lost`` = the device cannot be used and must be drained; ``note`` says why.
 
     ``activity`` is what else the device says, each value the mean since the sample before; its ``util`` is not used.
     """

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cotenant.actors.devices.base import DeviceSample, GpuInfo, JobSample, Sample
+from cotenant.actors.devices.passes import TreePasses
 from cotenant.actors.devices.procfs import (
     CoreClocks,
     ProcessTable,
@@ -27,8 +28,6 @@ GPU_TYPE = "cpu-core"
 MEMORY_FRACTION = 0.80  # of the host, when no budget is set: the rest is for the system, Ray and helper processes
 FOREIGN_PERIOD_S = 1.0
 FOREIGN_NOTE_CORES = 0.10  # the clock behind it is exact to 0.03 over a second
-MAX_PASS_S = 0.005
-IO_PERIOD_S = 0.5  # often enough for a window of a second, seldom enough to cost nothing
 _MIN_INTERVAL_S = 0.001
 
 
@@ -94,12 +93,9 @@ class CpuBackend:
     ) -> None:
         self._gpus = cpu_gpus(settings, host_name, count, sorted(os.sched_getaffinity(0)))
         self._by_id = {gpu.gpu_id: gpu for gpu in self._gpus}
-        self._clock = clock
         self._trees = Trees(processes or ProcessTable())
+        self._passes = TreePasses(self._trees, clock)
         self._core_clocks: CoreClocks | None = CoreClocks()
-        self._next_scan_s = 0.0
-        self._next_io_s = 0.0
-        self._io_read = False  # in the present pass
         self._reused = _reuse_notes(self._gpus)
         self._last: tuple[float, dict[str, int]] | None = None
         self._util: dict[str, float | None] = {gpu.gpu_id: None for gpu in self._gpus}
@@ -122,7 +118,7 @@ class CpuBackend:
 
     def sample(self) -> Sample:
         """See ``DeviceBackend.sample``."""
-        now = self._read()
+        now = self._passes.read()
         self._update_devices(now)
         jobs = tuple(self._job_sample(tree, gpu_id) for tree in self._trees.jobs.values() for gpu_id in tree.slices)
         return Sample(now, tuple(self._device_sample(gpu) for gpu in self._gpus), jobs)
@@ -134,26 +130,6 @@ class CpuBackend:
         if self._core_clocks is not None:
             self._core_clocks.close()
             self._core_clocks = None
-
-    def _read(self) -> float:
-        """Bring all counters up to date; returns the moment they are true of."""
-        before = self._clock()
-        if before >= self._next_scan_s:
-            self._next_scan_s = before + self._trees.scan()
-            before = self._clock()
-        self._io_read = before >= self._next_io_s
-        if self._io_read:
-            self._next_io_s = before + IO_PERIOD_S
-            self._trees.see_io()
-            before = self._clock()
-        self._trees.read()
-        after = self._clock()
-        if after - before > MAX_PASS_S:
-            # Interrupted while reading, so the moment is uncertain. Counters may be read again without harm.
-            before = after
-            self._trees.read()
-            after = self._clock()
-        return (before + after) / 2
 
     def _update_devices(self, now: float) -> None:
         if self._last is not None and now - self._last[0] < _MIN_INTERVAL_S:
@@ -195,7 +171,7 @@ class CpuBackend:
     def _job_sample(self, tree: JobTree, gpu_id: str) -> JobSample:
         if not tree.readable:
             return JobSample(tree.job_id, gpu_id, busy_s=None, util=None, memory_bytes=None, host_busy_s=None)
-        io_bytes = tree.io_bytes if self._io_read else None
+        read_bytes, write_bytes = self._passes.io_bytes(tree)
         return JobSample(
             job_id=tree.job_id,
             gpu_id=gpu_id,
@@ -203,8 +179,8 @@ class CpuBackend:
             util=None,
             memory_bytes=float(tree.memory_bytes(gpu_id)),
             host_busy_s=tree.host_ns / 1e9 / len(tree.slices),
-            read_bytes=None if io_bytes is None else io_bytes[0] / len(tree.slices),
-            write_bytes=None if io_bytes is None else io_bytes[1] / len(tree.slices),
+            read_bytes=read_bytes,
+            write_bytes=write_bytes,
         )
 
 

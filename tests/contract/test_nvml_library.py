@@ -71,7 +71,7 @@ def test_an_old_driver_and_an_old_binding_lack_functions(tmp_path: Path) -> None
         f"{START}\nlibrary = start()\nhandle = library.call('nvmlDeviceGetHandleByIndex', 0)\nasker = Asker(library)\n"
         f"found = [outcome(library.call, name, *([] if 'Alloc' in name else [handle])) for name in {names!r}]\n"
         "silent = asker.ask('nvmlDeviceGetMigMode', handle)\n"
-        "print(json.dumps([found, silent, sorted(asker.notes)]))"
+        "print(json.dumps([found, silent, sorted(asker.failures)]))"
     )
     found, silent, notes = standin.python(code)
     assert found == [[name, 3 if "Mig" in name else 13, False] for name in names]

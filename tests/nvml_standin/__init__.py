@@ -56,19 +56,19 @@ class Standin:
     def __init__(self, folder: Path, without: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.library = build(folder, without)
-        self._state = folder / "hardware"
+        self.state = folder / "hardware"
         self.set()
 
     @property
     def environment(self) -> dict[str, str]:
         """What a process needs in its environment to find the stand-in instead of a driver."""
-        return {"LD_LIBRARY_PATH": str(self.library.parent), "NVML_STANDIN_STATE": str(self._state)}
+        return {"LD_LIBRARY_PATH": str(self.library.parent), "NVML_STANDIN_STATE": str(self.state)}
 
     def set(self, *lines: str) -> None:
         """Describe the hardware anew; running programs see it at their next call, all of it or nothing."""
-        fresh = self._state.with_suffix(".new")
+        fresh = self.state.with_suffix(".new")
         fresh.write_text("\n".join(lines) + "\n")
-        fresh.replace(self._state)
+        fresh.replace(self.state)
 
     def python(self, code: str, timeout_s: float = 30.0, **environment: str) -> Any:
         """Run Python code in a process of its own with the stand-in; returns what its last line says in JSON."""

@@ -1,7 +1,7 @@
 /* A stand-in for NVIDIA's management library, for tests without a GPU.
  *
  * It exports what nvidia-ml-py calls, keeps the layout of NVML's structures, and answers from a small text file that
- * is read again on every call, so that a test can change the "hardware" while a program runs. The file's path is in
+ * is looked at on every call, so that a test can change the "hardware" while a program runs. The file's path is in
  * the environment variable NVML_STANDIN_STATE; tests/nvml_standin/README.md describes its lines.
  */
 #include "state.h"
@@ -83,7 +83,7 @@ nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *minor) {
 }
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *to, unsigned length) {
     ENTER(device);
-    return text(to, length, GPU(device)->name);
+    return text(to, length, device->slot < 0 ? GPU(device)->name : GPU(device)->instances[device->slot].name);
 }
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *to, unsigned length) {
     ENTER(device);
@@ -125,6 +125,18 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned i
     *instance = &handles[device->gpu][index + 1];
     return SUCCESS;
 }
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t instance, unsigned *id) {
+    ENTER(instance);
+    if (instance->slot < 0) return INVALID;
+    *id = (unsigned)GPU(instance)->instances[instance->slot].gpu_instance;
+    return SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t instance, unsigned *id) {
+    ENTER(instance);
+    if (instance->slot < 0) return INVALID;
+    *id = (unsigned)GPU(instance)->instances[instance->slot].compute_instance;
+    return SUCCESS;
+}
 nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *is) {
     ENTER(device);
     *is = device->slot >= 0;
@@ -151,12 +163,13 @@ struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, struct memory_v2 *memory) {
     struct memory plain;
     nvmlReturn_t rc = nvmlDeviceGetMemoryInfo(device, &plain);
-    if (!rc) *memory = (struct memory_v2){memory->version, plain.total, 0, plain.free, plain.used};
+    if (!rc) *memory = (struct memory_v2){memory->version, plain.total, GPU(device)->reserved, plain.free, plain.used};
     return rc;
 }
 struct utilization { unsigned gpu, memory; };
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, struct utilization *rates) {
     ENTER(device);
+    if (device->slot >= 0) return NOT_SUPPORTED;
     *rates = (struct utilization){GPU(device)->util, GPU(device)->memutil};
     return SUCCESS;
 }
@@ -226,11 +239,23 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, struct fie
     ENTER(device);
     for (int i = 0; i < count; i++) {
         struct field *field = &fields[i];
-        int bytes = field->id == 197 || field->id == 198; /* PCIe bytes sent and received by the GPU */
-        field->rc = bytes ? SUCCESS : NOT_SUPPORTED;
+        struct gpu *gpu = GPU(device);
+        field->rc = SUCCESS;
         field->type = 3; /* unsigned long long */
         field->timestamp = (long long)(now_s() * 1e6);
-        field->value.ull = (u64)(now_s() * (field->id == 197 ? GPU(device)->tx_rate : GPU(device)->rx_rate));
+        switch (field->id) {
+        case 197: field->value.ull = (u64)(now_s() * gpu->tx_rate); break; /* PCIe bytes sent by the GPU */
+        case 198: field->value.ull = (u64)(now_s() * gpu->rx_rate); break; /* and received */
+        case 138: field->value.ull = (u64)(now_s() * gpu->nvlink_tx_rate / 1024); break; /* NVLink KiB */
+        case 139: field->value.ull = (u64)(now_s() * gpu->nvlink_rx_rate / 1024); break;
+        case 4: field->value.ull = gpu->ecc; break; /* double-bit errors */
+        case 145: field->value.ull = gpu->remap_failed; break;
+        case 230: /* recovery action */
+            if (gpu->recovery >= 0) field->value.ull = (u64)gpu->recovery;
+            else field->rc = NOT_SUPPORTED;
+            break;
+        default: field->rc = NOT_SUPPORTED;
+        }
     }
     return SUCCESS;
 }
@@ -238,11 +263,13 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, struct fie
 /* --- processes ------------------------------------------------------------------------------------------------ */
 
 struct process_info { unsigned pid; u64 memory; unsigned gpu_instance, compute_instance; };
-static nvmlReturn_t processes(struct gpu *gpu, int mps, unsigned *count, struct process_info *infos) {
+static nvmlReturn_t processes(nvmlDevice_t device, int mps, unsigned *count, struct process_info *infos) {
+    struct gpu *gpu = GPU(device);
     unsigned found = 0, room = infos ? *count : 0;
     for (int i = 0; i < gpu->process_count; i++) {
         struct process *process = &gpu->processes[i];
         if (mps ? !process->mps : !process->compute) continue;
+        if (device->slot >= 0 && process->slot != device->slot) continue;
         if (found < room) infos[found] = (struct process_info){process->pid, process->memory, ~0U, ~0U};
         found++;
     }
@@ -252,12 +279,12 @@ static nvmlReturn_t processes(struct gpu *gpu, int mps, unsigned *count, struct 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(
     nvmlDevice_t device, unsigned *count, struct process_info *infos) {
     ENTER(device);
-    return processes(GPU(device), 0, count, infos);
+    return processes(device, 0, count, infos);
 }
 nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(
     nvmlDevice_t device, unsigned *count, struct process_info *infos) {
     ENTER(device);
-    return processes(GPU(device), 1, count, infos);
+    return processes(device, 1, count, infos);
 }
 nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(
     nvmlDevice_t device, unsigned *count, struct process_info *infos) {
@@ -272,11 +299,12 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(
     ENTER(device);
     struct gpu *gpu = GPU(device);
     unsigned found = 0, room = samples ? *count : 0;
+    if (device->slot >= 0) return NOT_SUPPORTED;
     for (int i = 0; i < gpu->process_count; i++) {
         struct process *process = &gpu->processes[i];
-        if (!process->sm || process->time_us <= seen) continue;
-        if (found < room)
-            samples[found] = (struct process_sample){process->pid, process->time_us, process->sm, process->mem, 0, 0};
+        u64 at = sampled_us(process);
+        if (!process->sm || at <= seen) continue;
+        if (found < room) samples[found] = (struct process_sample){process->pid, at, process->sm, process->mem, 0, 0};
         found++;
     }
     *count = found;
@@ -311,6 +339,10 @@ nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, struct gpm_sample *sample) {
     if (!GPU(device)->gpm) return NOT_SUPPORTED;
     *sample = (struct gpm_sample){now_s(), device->gpu};
     return SUCCESS;
+}
+nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned gpu_instance, struct gpm_sample *sample) {
+    (void)gpu_instance;
+    return nvmlGpmSampleGet(device, sample);
 }
 nvmlReturn_t nvmlGpmMetricsGet(struct gpm_get *get) {
     ENTER(NULL);

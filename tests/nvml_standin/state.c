@@ -4,6 +4,9 @@
 struct handle handles[GPUS][SLOTS + 1];
 _Thread_local struct state state;
 int initialised;
+/* The file as it was read last by this thread. One with children in it is read every time. */
+static _Thread_local struct stat seen;
+static _Thread_local int has_children;
 
 double now_s(void) {
     struct timespec now;
@@ -49,11 +52,22 @@ static void read_gpu(struct gpu *gpu, char **words, int count) {
     gpu->temp = whole(words, count, "temp", 50);
     gpu->mode = whole(words, count, "mode", 0);
     gpu->reasons = whole(words, count, "reasons", 0);
+    gpu->reserved = whole(words, count, "reserved", 0);
+    gpu->ecc = whole(words, count, "ecc", 0);
+    gpu->remap_failed = whole(words, count, "remap_failed", 0);
+    gpu->recovery = value(words, count, "recovery") ? (int)whole(words, count, "recovery", 0) : -1;
     gpu->gpm = whole(words, count, "gpm", 1);
     gpu->mig = whole(words, count, "mig", 0);
     gpu->energy_rate = real(words, count, "energy_rate", gpu->power / 1000.0);
     gpu->tx_rate = real(words, count, "tx_rate", 0);
     gpu->rx_rate = real(words, count, "rx_rate", 0);
+    gpu->nvlink_tx_rate = real(words, count, "nvlink_tx_rate", 0);
+    gpu->nvlink_rx_rate = real(words, count, "nvlink_rx_rate", 0);
+}
+
+/* The driver samples every sixth of a second. */
+u64 sampled_us(const struct process *process) {
+    return process->time_us ? process->time_us : (u64)(now_s() * 6) * 1000000 / 6;
 }
 
 static void add_process(struct gpu *gpu, char **words, int count, unsigned pid) {
@@ -64,8 +78,8 @@ static void add_process(struct gpu *gpu, char **words, int count, unsigned pid) 
     process->sm = whole(words, count, "sm", 0);
     process->mem = whole(words, count, "mem", 0);
     process->memory = whole(words, count, "memory", 0);
-    /* The driver samples every sixth of a second. */
-    process->time_us = whole(words, count, "time", (u64)(now_s() * 6) * 1000000 / 6);
+    process->time_us = whole(words, count, "time", 0);
+    process->slot = value(words, count, "instance") ? (int)whole(words, count, "instance", 0) : -1;
     process->compute = !list || !strcmp(list, "compute") || !strcmp(list, "both");
     process->mps = list && (!strcmp(list, "mps") || !strcmp(list, "both"));
 }
@@ -103,7 +117,7 @@ static void read_line(char **words, int count) {
     else if (!strcmp(words[0], "cuda")) state.cuda = index;
     else if (!strcmp(words[0], "gpu")) read_gpu(gpu, words, count);
     else if (!strcmp(words[0], "process")) add_process(gpu, words, count, (unsigned)whole(words, count, "pid", 0));
-    else if (!strcmp(words[0], "children")) add_children(gpu, words, count);
+    else if (!strcmp(words[0], "children")) has_children = 1, add_children(gpu, words, count);
     else if (!strcmp(words[0], "fault")) add_trouble(words, count, 0);
     else if (!strcmp(words[0], "hang")) add_trouble(words, count, 1);
     else if (!strcmp(words[0], "xid") && count > 2) gpu->xid = strtoull(words[2], NULL, 10);
@@ -112,15 +126,30 @@ static void read_line(char **words, int count) {
             (struct metric){(unsigned)atoi(words[2]), strtod(words[3], NULL), count > 4 ? atoi(words[4]) : 0};
     else if (!strcmp(words[0], "instance") && count > 3 && atoi(words[2]) < SLOTS) {
         struct instance *instance = &gpu->instances[atoi(words[2])];
+        const char *name = value(words, count, "name");
         copy(instance->uuid, words[3]);
+        copy(instance->name, name ? name : gpu->name);
+        for (char *c = instance->name; *c; c++)
+            if (*c == '_') *c = ' ';
+        instance->gpu_instance = (int)whole(words, count, "gi", (u64)atoi(words[2]) + 1);
+        instance->compute_instance = (int)whole(words, count, "ci", 0);
         instance->total = whole(words, count, "total", 4ULL << 30);
         instance->used = whole(words, count, "used", 0);
     }
 }
 
+static int unchanged(const struct stat *now) {
+    return !has_children && now->st_ino == seen.st_ino && now->st_size == seen.st_size && now->st_ino &&
+           now->st_mtim.tv_sec == seen.st_mtim.tv_sec && now->st_mtim.tv_nsec == seen.st_mtim.tv_nsec;
+}
+
 static void read_state(void) {
     char line[1024], *words[32], *rest;
     const char *path = getenv("NVML_STANDIN_STATE");
+    struct stat now = {0};
+    if (path && !stat(path, &now) && unchanged(&now)) return;
+    seen = now;
+    has_children = 0;
     FILE *file = path ? fopen(path, "r") : NULL;
     memset(&state, 0, sizeof state);
     copy(state.driver, "580.00.00");
@@ -137,17 +166,26 @@ static void read_state(void) {
         for (int slot = 0; slot <= SLOTS; slot++) handles[gpu][slot] = (struct handle){gpu, slot - 1};
 }
 
-/* Reads the state, then fails or never returns when the file says so. "*" means every function of a device. */
-nvmlReturn_t enter(const char *function, nvmlDevice_t device) {
-    read_state();
-    int gpu = device ? device->gpu : -1;
+/* "*" means every function of a device. */
+static struct trouble *find_trouble(const char *function, int gpu) {
     for (int i = 0; i < state.trouble_count; i++) {
         struct trouble *trouble = &state.troubles[i];
-        int every = !strcmp(trouble->function, "*") && device;
-        if ((!every && strcmp(trouble->function, function)) || (trouble->gpu >= 0 && trouble->gpu != gpu)) continue;
-        while (trouble->hang) pause();
-        return trouble->rc;
+        int every = !strcmp(trouble->function, "*") && gpu >= 0;
+        if ((every || !strcmp(trouble->function, function)) && (trouble->gpu < 0 || trouble->gpu == gpu)) return trouble;
     }
+    return NULL;
+}
+
+/* Reads the state, then fails, or does not return while the file says so. */
+nvmlReturn_t enter(const char *function, nvmlDevice_t device) {
+    int gpu = device ? device->gpu : -1;
+    struct trouble *trouble;
+    read_state();
+    while ((trouble = find_trouble(function, gpu)) && trouble->hang) {
+        usleep(10000);
+        read_state();
+    }
+    if (trouble) return trouble->rc;
     if (device && !state.gpus[gpu].present) return INVALID;
     return SUCCESS;
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -12,15 +13,16 @@ typedef unsigned long long u64;
 enum { SUCCESS, UNINITIALIZED, INVALID, NOT_SUPPORTED, NO_PERMISSION, ALREADY, NOT_FOUND, TOO_SMALL, TIMEOUT = 10 };
 enum { GPUS = 8, SLOTS = 8, PROCESSES = 64, METRICS = 32, TROUBLES = 32, TEXT = 96 };
 
-struct process { unsigned pid, sm, mem; u64 memory, time_us; int compute, mps; };
+struct process { unsigned pid, sm, mem; u64 memory, time_us; int compute, mps, slot; };
 struct metric { unsigned id; double value; int rc; };
-struct instance { char uuid[TEXT]; u64 total, used; };
+struct instance { char uuid[TEXT], name[TEXT]; u64 total, used; int gpu_instance, compute_instance; };
 struct gpu {
     int present, gpm, mig, process_count, metric_count;
     char uuid[TEXT], name[TEXT];
-    u64 total, used, reasons, xid;
+    u64 total, used, reserved, reasons, xid, ecc, remap_failed;
     unsigned util, memutil, power, limit, limit_min, limit_max, clock, temp, mode;
-    double energy_rate, tx_rate, rx_rate;
+    int recovery; /* -1: the driver does not tell */
+    double energy_rate, tx_rate, rx_rate, nvlink_tx_rate, nvlink_rx_rate;
     struct process processes[PROCESSES];
     struct metric metrics[METRICS];
     struct instance instances[SLOTS];
@@ -42,6 +44,7 @@ extern _Thread_local struct state state;
 extern int initialised;
 
 double now_s(void);
+u64 sampled_us(const struct process *process);
 nvmlReturn_t enter(const char *function, nvmlDevice_t device);
 
 #define ENTER(device) \

@@ -134,14 +134,14 @@ def test_io_of_a_real_tree_with_a_child_that_ends() -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         backend.watch("job", [gpu.gpu_id], child.pid)
-        backend._next_io_s = 0.0
+        backend._passes._next_io_s = 0.0
         before = backend.sample().jobs[0]
         assert (before.read_bytes, before.write_bytes) == (0, 0)  # what it read before is not counted
         assert backend.sample().jobs[0].read_bytes is None  # not read each time
         child.stdin.write("\n")
         child.stdin.flush()
         assert child.stdout.readline() == "done\n"
-        backend._next_io_s = 0.0
+        backend._passes._next_io_s = 0.0
         after = backend.sample().jobs[0]
         child.stdin.close()
     backend.close()

@@ -15,7 +15,7 @@ from packing import window
 
 from cotenant.forecasting.datasets.signature_store import SignatureFileError, SignatureStore, load_signatures
 from cotenant.forecasting.signatures import COLUMNS, FIELDS, from_row, to_row
-from cotenant.forecasting.types import DeviceActivity, Signature
+from cotenant.forecasting.types import SIGNATURE_VERSION, DeviceActivity, Signature
 
 DAY = 86400.0
 NOON = 20_000 * DAY + DAY / 2  # of 2024-10-04
@@ -138,8 +138,10 @@ def test_a_file_of_version_0_is_upgraded(store: SignatureStore) -> None:
 
 
 def test_a_file_of_a_newer_version_is_refused_by_name(store: SignatureStore) -> None:
-    path = write_version_0(store, schema_version=[2])
-    with pytest.raises(SignatureFileError, match=f"{path.name}: schema_version: 2 is not accepted; give 0 to 1"):
+    newer = SIGNATURE_VERSION + 1
+    path = write_version_0(store, schema_version=[newer])
+    says = f"{path.name}: schema_version: {newer} is not accepted; give 0 to {SIGNATURE_VERSION}"
+    with pytest.raises(SignatureFileError, match=says):
         load_signatures(store.root)
 
 

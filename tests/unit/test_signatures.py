@@ -18,6 +18,7 @@ from cotenant.forecasting.types import SIGNATURE_VERSION, DeviceActivity, Operat
 from cotenant.forecasting.versions import UnknownVersion
 
 DOCS = Path(__file__).parents[2] / "docs"
+NEWER = SIGNATURE_VERSION + 1
 MIX = OperatorMix(0.5, 0.1, 0.0, 0.2, 0.1, 0.05, 0.05, 0.0, 0.0, launches_per_step=120.0, step=20)
 FULL = replace(
     window(util=0.4, rate=10.0),
@@ -28,8 +29,10 @@ FULL = replace(
     write_bytes_s=0.0,
     batch_size=32,
     framework="torch",
-    device=DeviceActivity(util=0.7, membw_util=0.3, power_w=250.0),
+    device=DeviceActivity(util=0.7, membw_util=0.3, power_w=250.0, sm_clock_mhz=1980.0, temperature_c=61.0),
     mix=MIX,
+    util_age_s=0.4,
+    util_source="process",
 )
 VERSION_0 = [
     "job",
@@ -126,7 +129,7 @@ def test_a_message_of_version_0_is_read() -> None:
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ([*VERSION_0[:-1], 2], "schema_version: 2 is not accepted"),
+        ([*VERSION_0[:-1], NEWER], f"schema_version: {NEWER} is not accepted"),
         ([*VERSION_0, *[None] * 40], "a newer cotenant wrote it"),
         (VERSION_0[:3], "window_s is missing"),
     ],
@@ -140,8 +143,8 @@ def test_a_signature_in_a_journal_of_version_0_is_read_and_one_of_a_newer_versio
     adapter = TypeAdapter(Signature)
     assert accepted(adapter.validate_python(ROW_0)) == from_row(ROW_0)
     assert adapter.validate_json(adapter.dump_json(FULL)) == FULL
-    with pytest.raises(ValueError, match="schema_version: 2 is not accepted"):
-        adapter.validate_python(ROW_0 | {"schema_version": 2})
+    with pytest.raises(ValueError, match=f"schema_version: {NEWER} is not accepted"):
+        adapter.validate_python(ROW_0 | {"schema_version": NEWER})
 
 
 def test_a_profile_book_learns_the_same_from_both_versions() -> None:

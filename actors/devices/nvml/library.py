@@ -7,6 +7,7 @@ several threads. A call can hang in the driver: whoever must not wait for ever m
 from __future__ import annotations
 
 import importlib
+from collections.abc import Container
 from typing import Any
 
 from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog
@@ -20,6 +21,9 @@ LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 12, 13, 15,
 VERSION_MISMATCH, GPU_NOT_FOUND = 18, 28
 # After these a GPU, or the whole driver, can do nothing for anybody.
 _GONE = frozenset({DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, VERSION_MISMATCH, GPU_NOT_FOUND})
+
+# After these there is no point in asking again.
+_NEVER = frozenset({NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND})
 
 _START_WORDS = {
     LIBRARY_NOT_FOUND: "there is no libnvidia-ml.so.1: no NVIDIA driver is installed, or the container has none of it",
@@ -113,28 +117,41 @@ class Library:
 class Asker:
     """Asks for readings of one device, where a device that does not say is an ordinary answer: None.
 
-    Used by one thread.
+    What the device or the driver cannot do at all, or does not let this user do, is asked once. Used by one thread.
 
     Attributes:
-        notes: Why there was no answer, by function; the newest reason.
+        failures: Why there was no answer, by function; the newest.
     """
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self.notes: dict[str, str] = {}
+        self.failures: dict[str, NvmlFailure] = {}
 
-    def ask(self, name: str, *args: Any) -> Any:
+    def ask(self, name: str, *args: Any, usual: Container[int] = ()) -> Any:
         """Call a function; None when it fails.
+
+        Args:
+            name: The function.
+            args: Its arguments.
+            usual: Return codes that only mean that there is nothing to say at the moment.
 
         Raises:
             NvmlFailure: The GPU or the driver is gone (``NvmlFailure.gone``).
         """
+        if not self.can(name):
+            return None
         try:
             answer = self._library.call(name, *args)
         except NvmlFailure as error:
             if error.gone:
                 raise
-            self.notes[name] = str(error)
+            if error.code not in usual:
+                self.failures[name] = error
             return None
-        self.notes.pop(name, None)
+        self.failures.pop(name, None)
         return answer
+
+    def can(self, name: str) -> bool:
+        """Whether asking may make sense; True until the function was asked."""
+        failure = self.failures.get(name)
+        return failure is None or failure.code not in _NEVER

@@ -1,0 +1,175 @@
+"""Which GPUs a host has: whole ones and existing MIG instances, by UUID. Nothing is ever re-partitioned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.devices.nvml.board import Part
+from cotenant.actors.devices.nvml.library import NOT_FOUND, Asker, Library, NvmlFailure
+from cotenant.actors.devices.nvml.visible import Board as VisibleBoard
+from cotenant.actors.devices.nvml.visible import Instance, visible_devices
+from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog
+
+TIMEOUT_S = 10.0  # for one GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A GPU or MIG instance: product name, memory (None = not told) and what of it the driver keeps for itself."""
+
+    uuid: str
+    name: str
+    total_bytes: int | None
+    reserved_bytes: int = 0
+    instance: Instance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBoard:
+    """A GPU with the devices that are to be managed, and the thread that talks to it."""
+
+    uuid: str
+    parts: tuple[Part, ...]
+    gpus: tuple[GpuInfo, ...]
+    watchdog: Watchdog
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A GPU in NVML's order. ``whole`` None: it does not answer."""
+
+    whole: Description | None
+    instances: list[Description]
+    mig: bool
+    watchdog: Watchdog
+
+
+def find_boards(
+    library: Library, visible: str | None, count: int | None, memory_bytes: int | None, timeout_s: float = TIMEOUT_S
+) -> tuple[list[FoundBoard], list[str]]:
+    """Find the GPUs that are to be managed.
+
+    Args:
+        library: NVML.
+        visible: Value of ``CUDA_VISIBLE_DEVICES``; None = not set.
+        count: Most GPUs (boards, not instances) to take, in the order of ``visible``; None = all.
+        memory_bytes: Memory that jobs may use of each device; None = all that the driver leaves.
+        timeout_s: How long a GPU may take to answer.
+
+    Returns:
+        The GPUs in order, and what is worth knowing of those that are left out.
+
+    Raises:
+        NvmlFailure: The driver does not even count its GPUs.
+        ValueError: A device has less memory than ``memory_bytes``.
+    """
+    notes: list[str] = []
+    candidates = [_look(library, index, timeout_s, notes) for index in range(library.call("nvmlDeviceGetCount"))]
+    boards = [
+        VisibleBoard(each.whole.uuid if each.whole else "", tuple(i.instance for i in each.instances if i.instance))
+        for each in candidates
+    ]
+    chosen: dict[int, list[Description]] = {}
+    for named in visible_devices(visible, boards):
+        candidate = candidates[named.index]
+        if count is not None and len(chosen) == count and named.index not in chosen:
+            break
+        devices = candidate.instances if candidate.mig else [candidate.whole] if candidate.whole else []
+        wanted = [each for each in devices if named.instance in (None, each.uuid)]
+        mine = chosen.setdefault(named.index, [])
+        mine += [each for each in wanted if each not in mine]
+    found: list[FoundBoard] = []
+    position = 0
+    for index, devices in chosen.items():
+        candidate = candidates[index]
+        gpus = []
+        for device in devices:
+            info = _gpu_info(device, position, memory_bytes, notes)
+            if info is not None:
+                gpus.append(info)
+                position += 1
+        if gpus and candidate.whole is not None:
+            known = {gpu.gpu_id for gpu in gpus}
+            parts = tuple(_part(device) for device in devices if device.uuid in known)
+            found.append(FoundBoard(candidate.whole.uuid, parts, tuple(gpus), candidate.watchdog))
+        elif candidate.mig and not devices:
+            notes.append(f"GPU {index}: MIG is on, but it has no instance")
+    used = {id(each.watchdog) for each in found}
+    for candidate in candidates:
+        if id(candidate.watchdog) not in used:
+            candidate.watchdog.close()
+    return found, notes
+
+
+def _part(device: Description) -> Part:
+    instance = device.instance
+    return Part(device.uuid, instance is not None, None if instance is None else instance.gpu_instance)
+
+
+def _look(library: Library, index: int, timeout_s: float, notes: list[str]) -> _Candidate:
+    """Look at one GPU, in the thread that will read it."""
+    watchdog = Watchdog(f"GPU {index}")
+    try:
+        whole, instances, mig = watchdog.call(timeout_s, _describe, library, index)
+    except (NvmlFailure, Hung) as error:
+        notes.append(f"GPU {index} is left out: {error}")
+        return _Candidate(None, [], False, watchdog)
+    return _Candidate(whole, instances, mig, watchdog)
+
+
+def _describe(library: Library, index: int) -> tuple[Description, list[Description], bool]:
+    asker = Asker(library)
+    handle = library.call("nvmlDeviceGetHandleByIndex", index)
+    mode = asker.ask("nvmlDeviceGetMigMode", handle)
+    mig = mode is not None and bool(mode[0])
+    instances = []
+    if mig:
+        for slot in range(asker.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+            part = asker.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, usual=(NOT_FOUND,))
+            if part is not None:  # the list has holes
+                gpu_instance = asker.ask("nvmlDeviceGetGpuInstanceId", part)
+                compute_instance = asker.ask("nvmlDeviceGetComputeInstanceId", part)
+                instance = Instance(_uuid(library, part), gpu_instance, compute_instance)
+                instances.append(_described(library, asker, part, instance))
+    return _described(library, asker, handle, None), instances, mig
+
+
+def _uuid(library: Library, handle: Any) -> str:
+    return str(library.call("nvmlDeviceGetUUID", handle))
+
+
+def _described(library: Library, asker: Asker, handle: Any, instance: Instance | None) -> Description:
+    memory = asker.ask("nvmlDeviceGetMemoryInfo", handle, library.module.nvmlMemory_v2)
+    if memory is None:  # older drivers do not tell what they keep for themselves
+        memory = Asker(library).ask("nvmlDeviceGetMemoryInfo", handle)
+    return Description(
+        uuid=_uuid(library, handle),
+        name=str(library.call("nvmlDeviceGetName", handle)),
+        total_bytes=None if memory is None else int(memory.total),
+        reserved_bytes=int(getattr(memory, "reserved", 0)),
+        instance=instance,
+    )
+
+
+def _gpu_info(device: Description, index: int, memory_bytes: int | None, notes: list[str]) -> GpuInfo | None:
+    """What the rest of cotenant sees of a device; None when its memory is not known."""
+    usable = None if device.total_bytes is None else device.total_bytes - device.reserved_bytes
+    if usable is None:
+        if memory_bytes is None:
+            notes.append(f"{device.uuid} is left out: it does not tell its memory; set device.memory_bytes")
+            return None
+        usable = memory_bytes
+    if memory_bytes is not None and memory_bytes > usable:
+        raise ValueError(
+            f"device.memory_bytes: {memory_bytes} is not accepted; give 1 to {usable}, the memory of {device.uuid}"
+        )
+    return GpuInfo(
+        gpu_id=device.uuid,
+        gpu_type=device.name,
+        index=index,
+        memory_bytes=memory_bytes or usable,
+        visible_env={"CUDA_VISIBLE_DEVICES": device.uuid},
+        physical_memory_bytes=device.total_bytes or usable,
+    )

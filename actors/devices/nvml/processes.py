@@ -1,0 +1,87 @@
+"""What NVML says of single processes: utilisation that comes slowly and is held, memory from two lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from cotenant.actors.devices.nvml.bounds import fraction, used_bytes
+from cotenant.actors.devices.nvml.library import INSUFFICIENT_SIZE, NOT_FOUND, SUCCESS, Asker
+
+HOLD_S = 1.0  # the driver's longest sampling period: an older value tells nothing about now
+_UTIL = "nvmlDeviceGetProcessUtilization"
+# No process had anything to do; processes appeared between nvidia-ml-py's two calls; its way to say "no process".
+_NOTHING_NEW = frozenset({NOT_FOUND, INSUFFICIENT_SIZE, SUCCESS})
+_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
+
+
+class Held(NamedTuple):
+    """A process's part of the device's time, in [0, 1], and the seconds since the driver said so."""
+
+    util: float
+    age_s: float
+
+
+class UtilisationHold:
+    """Utilisation by process. The driver samples every 1/6 to 1 s, and names only processes that did something.
+
+    Args:
+        unix_s: The wall clock, which the driver's time stamps are of: the first answer may have samples of long ago.
+    """
+
+    def __init__(self, unix_s: float) -> None:
+        self._seen_us = int((unix_s - HOLD_S) * 1e6)
+        self._newest: dict[int, tuple[float, float]] = {}  # process → when it came, its part
+
+    def update(self, asker: Asker, handle: Any, now_s: float) -> None:
+        """Ask for what is new."""
+        samples = asker.ask(_UTIL, handle, self._seen_us, usual=_NOTHING_NEW)
+        if samples is not None:
+            self.take(((each.pid, each.timeStamp, each.smUtil) for each in samples), now_s)
+
+    def take(self, samples: Iterable[tuple[int, int, float]], now_s: float) -> None:
+        """Take in samples: process, the driver's time stamp in microseconds, per cent of the multiprocessors' time."""
+        latest: dict[int, tuple[int, float]] = {}
+        for pid, stamp_us, percent in samples:
+            util = fraction(percent)
+            if util is not None and stamp_us > self._seen_us:
+                latest[pid] = max(latest.get(pid, (0, 0.0)), (stamp_us, util))
+        self._seen_us = max([self._seen_us, *(stamp_us for stamp_us, _ in latest.values())])
+        self._newest.update({pid: (now_s, util) for pid, (_, util) in latest.items()})
+
+    def held(self, now_s: float) -> dict[int, Held]:
+        """Return what is still of use, by process."""
+        self._newest = {pid: new for pid, new in self._newest.items() if now_s - new[0] <= HOLD_S}
+        return {pid: Held(util, now_s - came_s) for pid, (came_s, util) in self._newest.items()}
+
+
+def utilisation_is_told(asker: Asker) -> bool:
+    """Whether the driver tells utilisation by process at all (not with MIG, not to everybody)."""
+    return asker.can(_UTIL)
+
+
+def read_memory(asker: Asker, handle: Any, total_bytes: int | None) -> dict[int, int | None] | None:
+    """Return the device memory of every process on it; None when the lists cannot be read."""
+    lists = [asker.ask(name, handle) for name in _LISTS]
+    if all(found is None for found in lists):
+        return None
+    return union(((each.pid, each.usedGpuMemory) for found in lists for each in found or ()), total_bytes)
+
+
+def union(listed: Iterable[tuple[int, int | None]], total_bytes: int | None) -> dict[int, int | None]:
+    """Unite what the lists of plain processes and of MPS clients say: a client may be in either, or in both.
+
+    Args:
+        listed: Process and its bytes, None = the driver does not say.
+        total_bytes: The device's memory; a process that is said to have more has an unknown amount.
+    """
+    memory: dict[int, int | None] = {}
+    for pid, said in listed:
+        known, used = memory.get(pid), used_bytes(said, total_bytes)
+        memory[pid] = used if known is None else max(known, used or 0)
+    return memory
+
+
+def named(memory: Mapping[int, int | None] | None, held: Mapping[int, Held]) -> set[int]:
+    """Return all processes that NVML names."""
+    return {*(memory or ()), *held}

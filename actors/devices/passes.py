@@ -1,0 +1,53 @@
+"""When what is read of the processes of jobs, so that ten times a second costs little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cotenant.actors.devices.tree import JobTree, Trees
+
+MAX_PASS_S = 0.005
+IO_PERIOD_S = 0.5  # often enough for a window of a second, seldom enough to cost nothing
+
+
+class TreePasses:
+    """Reads the process trees of a host's jobs: clocks every time, new processes and file I/O when they are due.
+
+    Args:
+        trees: The trees.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, trees: Trees, clock: Callable[[], float]) -> None:
+        self._trees = trees
+        self._clock = clock
+        self._next_scan_s = 0.0
+        self._next_io_s = 0.0
+        self._io_read = False  # in the present pass
+
+    def read(self) -> float:
+        """Bring all counters up to date; returns the moment they are true of."""
+        before = self._clock()
+        if before >= self._next_scan_s:
+            self._next_scan_s = before + self._trees.scan()
+            before = self._clock()
+        self._io_read = before >= self._next_io_s
+        if self._io_read:
+            self._next_io_s = before + IO_PERIOD_S
+            self._trees.see_io()
+            before = self._clock()
+        self._trees.read()
+        after = self._clock()
+        if after - before > MAX_PASS_S:
+            # Interrupted while reading, so the moment is uncertain. Counters may be read again without harm.
+            before = after
+            self._trees.read()
+            after = self._clock()
+        return (before + after) / 2
+
+    def io_bytes(self, tree: JobTree) -> tuple[float | None, float | None]:
+        """Return what a job has read and written, an equal part for each of its devices; None = not in this pass."""
+        if not self._io_read or tree.io_bytes is None:
+            return None, None
+        devices = len(tree.slices)
+        return tree.io_bytes[0] / devices, tree.io_bytes[1] / devices
