@@ -12,9 +12,10 @@ from cotenant.forecasting.profiles import from_hints
 from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction, predict_sets
 from cotenant.placement.fleet import Flags, Fleet, Floats, Integers
 from cotenant.placement.objective import cautious, packing_saving, score, slowness
-from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_needs
-from cotenant.placement.types import FitError, FitErrorKind, GpuView, NoFit, Request
+from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_need, memory_needs
+from cotenant.placement.types import FitError, FitErrorKind, GpuView, NoFit, Request, Resident
 
+NEVER: frozenset[FitErrorKind] = frozenset({"memory_never", "instance"})
 MOST_PREDICTED = 128  # shared GPUs that one decision looks at closely: predicting thousands would take too long
 
 
@@ -80,20 +81,40 @@ def with_hinted_profile(request: Request) -> Request:
     return request
 
 
+def kept_apart(request: Request, residents: Iterable[Resident]) -> bool:
+    """Whether the job and one of these must not share a GPU, whichever of the two says so."""
+    return any(
+        not request.anti_affinity.isdisjoint(resident.labels) or not resident.anti_affinity.isdisjoint(request.labels)
+        for resident in residents
+    )
+
+
+def could_take(request: Request, gpu: GpuView, margin: float) -> bool:
+    """Whether the GPU could take one share of the job if it were empty and available."""
+    return memory_need(request, gpu, margin) <= gpu.memory_bytes and not (request.gpus > 1 and gpu.instance)
+
+
 def basic_error(request: Request, gpu: GpuView, memory_bytes: int) -> FitError | None:
     """Check what holds under every policy: the GPU takes jobs at all, memory, exclusiveness."""
-    residents = gpu.residents
     if memory_bytes > gpu.memory_bytes > 0:  # 0: a broken GPU that does not say what it has
         return FitError("memory_never", gpu.gpu_id, memory_bytes, gpu.memory_bytes, never=True)
-    if not gpu.schedulable:
-        return FitError("not_schedulable", gpu.gpu_id)
-    if any(resident.exclusive for resident in residents):
-        return FitError("exclusive_resident", gpu.gpu_id)
-    if request.exclusive and residents:
-        return FitError("exclusive_wanted", gpu.gpu_id)
+    kind = _closed(request, gpu)
+    if kind is not None:
+        return FitError(kind, gpu.gpu_id, never=kind in NEVER)
     if memory_bytes > free_memory(gpu):
         return FitError("memory_short", gpu.gpu_id, memory_bytes, free_memory(gpu))
     return None
+
+
+def _closed(request: Request, gpu: GpuView) -> FitErrorKind | None:
+    checks: tuple[tuple[FitErrorKind, bool], ...] = (
+        ("instance", request.gpus > 1 and gpu.instance),
+        ("not_schedulable", not gpu.schedulable),
+        ("exclusive_resident", any(resident.exclusive for resident in gpu.residents)),
+        ("exclusive_wanted", request.exclusive and bool(gpu.residents)),
+        ("anti_affinity", kept_apart(request, gpu.residents)),
+    )
+    return next((kind for kind, holds in checks if holds), None)
 
 
 def examine(
@@ -119,6 +140,8 @@ def examine(
     limit = settings.max_jobs_per_gpu if most_jobs is None else most_jobs
     fits, errors = _screened(request, fleet, needs, limit, settings)
     possible = (needs <= fleet.capacity) | (fleet.capacity == 0)
+    if request.gpus > 1:
+        possible &= ~fleet.instance
     if not np.count_nonzero(fits):
         return Examined(
             fleet, np.array([], dtype=np.int64), needs, np.array([]), np.array([]), {}, {}, errors, possible
@@ -161,6 +184,11 @@ def _screened(
     ]
     if request.exclusive:
         tests.insert(3, ("exclusive_wanted", busy, None, None))
+    apart = _apart(request, fleet)
+    if apart is not None:
+        tests.insert(3, ("anti_affinity", apart, None, None))
+    if request.gpus > 1:
+        tests.insert(1, ("instance", fleet.instance, None, None))
     if request.profile.source == "unknown":
         tests.insert(-2, ("unprofiled_self", busy, None, None))
     fits = np.ones(len(fleet), dtype=np.bool_)
@@ -173,6 +201,16 @@ def _screened(
     return fits, errors
 
 
+def _apart(request: Request, fleet: Fleet) -> Flags | None:
+    """Return where the job or a resident keeps the two apart; None when nobody says anything of the kind."""
+    asked = np.flatnonzero(fleet.crowd > 0 if request.anti_affinity else fleet.particular)
+    if not len(asked):
+        return None
+    apart = np.zeros(len(fleet), dtype=np.bool_)
+    apart[[place for place in asked.tolist() if kept_apart(request, fleet[place].residents)]] = True
+    return apart
+
+
 def _error(
     kind: FitErrorKind,
     fleet: Fleet,
@@ -181,7 +219,7 @@ def _error(
     available: Integers | Floats | float | None,
 ) -> FitError:
     """Return one error for these GPUs, with the numbers of the one nearest to fitting."""
-    never = kind == "memory_never"
+    never = kind in NEVER
     if needed is None or available is None:
         return FitError(kind, fleet[int(places[0])].gpu_id, never=never, count=len(places))
     asked = needed[places] if isinstance(needed, np.ndarray) else np.full(len(places), needed)

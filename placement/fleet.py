@@ -34,6 +34,8 @@ class Fleet(Sequence[GpuView]):
         observed_s: Seconds the least known resident was measured for; infinite when all are known well enough.
         schedulable: The GPU takes newcomers.
         exclusive: A resident does not share.
+        particular: A resident shares with some jobs only.
+        instance: It is a MIG instance.
         host: Number of the host.
         island: Number of the host's group of linked GPUs.
         kind: Number of the GPU type, an index of ``kinds``.
@@ -116,6 +118,8 @@ class Fleet(Sequence[GpuView]):
         self.observed_s: Floats = np.zeros(size)
         self.schedulable: Flags = np.zeros(size, dtype=np.bool_)
         self.exclusive: Flags = np.zeros(size, dtype=np.bool_)
+        self.particular: Flags = np.zeros(size, dtype=np.bool_)
+        self.instance: Flags = np.zeros(size, dtype=np.bool_)
         for place, view in enumerate(views):
             self._fill(place, view)
 
@@ -132,6 +136,8 @@ class Fleet(Sequence[GpuView]):
         self.observed_s[place] = min((_observed_s(view, i) for i in range(len(residents))), default=math.inf)
         self.schedulable[place] = view.schedulable
         self.exclusive[place] = any(resident.exclusive for resident in residents)
+        self.particular[place] = any(resident.anti_affinity for resident in residents)
+        self.instance[place] = view.instance
 
     @property
     def kinds(self) -> tuple[str, ...]:

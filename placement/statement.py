@@ -100,4 +100,6 @@ def resident_of(request: Request, share: Share) -> Resident:
         exclusive=request.exclusive,
         min_compute=request.compute or 0.0,
         weight=request.weight,
+        labels=request.labels,
+        anti_affinity=request.anti_affinity,
     )

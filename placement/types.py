@@ -8,6 +8,8 @@ from typing import Literal
 
 from cotenant.forecasting.types import DemandProfile, ThroughputPrediction
 
+MIG_PREFIX = "MIG-"  # of the UUIDs of MIG instances
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -20,7 +22,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A job that already holds a share of a GPU, as placement sees it."""
+    """A job that already holds a share of a GPU, as placement sees it; the fields are those of ``Request``."""
 
     job_id: str
     share: Share
@@ -29,6 +31,8 @@ class Resident:
     exclusive: bool = False
     min_compute: float = 0.0
     weight: float = 1.0
+    labels: frozenset[str] = frozenset()
+    anti_affinity: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,11 @@ class GpuView:
     note: str = ""
     island: str = ""
 
+    @property
+    def instance(self) -> bool:
+        """Whether it is a MIG instance: of those CUDA shows a process one at most."""
+        return self.gpu_id.startswith(MIG_PREFIX)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -63,6 +72,8 @@ class Request:
         exclusive: Never share.
         one_host: All GPUs on one host.
         weight: Priority weight (> 0).
+        labels: What it belongs to, as "tenant:ml".
+        anti_affinity: Labels of jobs that it shares no GPU with; holds both ways.
     """
 
     job_id: str
@@ -74,6 +85,8 @@ class Request:
     exclusive: bool = False
     one_host: bool = True
     weight: float = 1.0
+    labels: frozenset[str] = frozenset()
+    anti_affinity: frozenset[str] = frozenset()
 
 
 FitErrorKind = Literal[
@@ -85,6 +98,8 @@ FitErrorKind = Literal[
     "no_saving",
     "exclusive_resident",
     "exclusive_wanted",
+    "anti_affinity",
+    "instance",
     "unprofiled_resident",
     "unprofiled_self",
     "share_limit",

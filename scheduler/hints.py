@@ -32,6 +32,8 @@ _BYTES_PER_UNIT = {
     **{unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))},
     **{unit: 1024**power for power, unit in enumerate(("kib", "mib", "gib", "tib"), start=1)},
 }
+_MAX_LABELS = 32
+_LABEL_KINDS = ("group", "tenant")
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _PER_COUNT_UNIT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
@@ -202,6 +204,19 @@ def _identifier(value: object, _now: float) -> str:
     return text
 
 
+def _labels(value: object, now: float) -> str:
+    """Return "group:NAME" and "tenant:NAME", separated by commas: sorted, and each once."""
+    if not isinstance(value, str) or len(value) > _MAX_LABELS * 2 * _MAX_TEXT:
+        raise _Refused
+    found: set[str] = set()
+    for text in value.split(","):
+        kind, _, name = text.strip().partition(":")
+        _require(kind in _LABEL_KINDS)
+        found.add(f"{kind}:{_identifier(name, now)}")
+    _require(len(found) <= _MAX_LABELS)
+    return ",".join(sorted(found))
+
+
 def _one_of(choices: tuple[str, ...]) -> Callable[[object, float], str]:
     def read(value: object, _now: float) -> str:
         text = _text(value).lower()
@@ -287,6 +302,14 @@ _HINTS: Mapping[str, _Hint] = {
         _one_of(_choices(Isolation)),
         _listed(Isolation),
         'How strictly the job is kept apart: "hard" never shares a GPU.',
+    ),
+    "group": _Hint("group", _identifier, _NAME, "What the job is one of, as the replicas of a service.", "none"),
+    "anti_affinity": _Hint(
+        "anti_affinity",
+        _labels,
+        f'"group:NAME" or "tenant:NAME", or up to {_MAX_LABELS} of them with commas between ("group:web,tenant:ml")',
+        "Jobs to share no GPU with, of a group or a tenant; holds both ways.",
+        "none",
     ),
     "gang": _Hint(
         "gang",

@@ -65,6 +65,8 @@ class Hints:
         model: Architecture, for example "resnet50".
         model_family: What it belongs to, for example "image_classification".
         parameters: Weights of the model.
+        group: What the job is one of, for example the replicas of a service.
+        anti_affinity: Labels of jobs it shares no GPU with, sorted, with commas between: "group:web,tenant:ml".
         operator_mix: Whether to profile the operators of a few steps; None = as the setting says.
     """
 
@@ -87,6 +89,8 @@ class Hints:
     model_family: str | None = None
     parameters: int | None = None
     operator_mix: bool | None = None
+    group: str | None = None
+    anti_affinity: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ def request_of(job: Job, profile: DemandProfile, settings: Settings) -> Request:
         settings: The settings in force.
     """
     hints, corrected = job.spec.hints, job.memory_hint_corrected
+    group = () if hints.group is None else (f"group:{hints.group}",)
     return Request(
         job_id=job.spec.job_id,
         gpus=hints.gpus,
@@ -39,4 +40,6 @@ def request_of(job: Job, profile: DemandProfile, settings: Settings) -> Request:
         exclusive=hints.isolation == "hard",
         one_host=hints.gang == "host",
         weight=share_weight(hints, job.urgency, settings.scheduling),
+        labels=frozenset((f"tenant:{hints.tenant}", *group)),
+        anti_affinity=frozenset(hints.anti_affinity.split(",") if hints.anti_affinity else ()),
     )

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.placement.shares import memory_need
+from cotenant.placement.constraints import could_take
 from cotenant.placement.types import GpuView, Request
 from cotenant.scheduler.core.model import Job, Reservation
 
@@ -72,7 +72,7 @@ class Wish:
 
     def could_have(self, gpu: GpuView) -> bool:
         """Whether the job could have the GPU once it is empty."""
-        return gpu.schedulable and memory_need(self.request, gpu, self.margin) <= gpu.memory_bytes
+        return gpu.schedulable and could_take(self.request, gpu, self.margin)
 
 
 def reserve(wish: Wish, gpus: Sequence[GpuView], end_of: EndOf, now: float) -> Reservation | None:
@@ -157,7 +157,7 @@ def fits_idle(request: Request, idle: Sequence[GpuView], margin: float) -> bool:
     """Whether the job fits these idle GPUs: a question without any doubt, whatever the policy predicts."""
     count: dict[str, int] = {}
     for gpu in idle:
-        if memory_need(request, gpu, margin) <= gpu.memory_bytes:
+        if could_take(request, gpu, margin):
             host = gpu.host_id if request.one_host else ""
             count[host] = count.get(host, 0) + 1
     return max(count.values(), default=0) >= request.gpus

@@ -73,6 +73,9 @@ ACCEPTED = [
     ("queue", "night", "queue", "night"),
     ("tenant", "team_a", "tenant", "team_a"),
     ("restart", "on_failure", "restart", "on_failure"),
+    ("group", "web", "group", "web"),
+    ("anti_affinity", "tenant:ml", "anti_affinity", "tenant:ml"),
+    ("anti_affinity", "tenant:ml , group:web,tenant:ml", "anti_affinity", "group:web,tenant:ml"),
 ]
 
 REFUSED = [
@@ -110,11 +113,27 @@ REFUSED = [
         for value in ("25.6", "25.6G", "25MB", "M", "0.0001K", "-1M", "1e9", "1001T", "1,000", 10**15 + 1)
     ),
     *(("operator_mix", value) for value in (1, 0, 1.0, "2", "maybe", "truee", "none")),
+    *(
+        ("anti_affinity", value)
+        for value in (
+            "web",
+            "group:",
+            "group:a b",
+            "host:a",
+            "group:a,",
+            "tenant:é",
+            ",",
+            3,
+            ["group:a"],
+            ",".join(f"group:g{n}" for n in range(33)),
+            "group:" + "a" * 64,
+        )
+    ),
     *(("priority", value) for value in ("urgent", 1, "hi gh")),
     *((name, value) for name in ("isolation", "gang", "restart") for value in ("maybe", 3)),
     *(
         (name, value)
-        for name in ("queue", "tenant", "framework", "model", "model_family")
+        for name in ("queue", "tenant", "group", "framework", "model", "model_family")
         for value in ("a b", "-a", "a" * 64, "é", 3)
     ),
 ]
@@ -199,7 +218,7 @@ def _check(hints: Hints) -> None:
     assert hints.isolation in {"none", "soft", "hard"}
     assert hints.gang in {"host", "cluster"}
     assert hints.restart in {"never", "on_node_loss", "on_failure"}
-    for text in (hints.queue, hints.tenant, hints.framework, hints.model, hints.model_family):
+    for text in (hints.queue, hints.tenant, hints.group, hints.framework, hints.model, hints.model_family):
         assert text is None or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text)
     for field in dataclasses.fields(hints):
         assert type(getattr(hints, field.name)) in {int, float, str, bool, type(None)}
