@@ -1,7 +1,8 @@
 """The host agent: one Ray actor per GPU host, holding its profiler (GBP) and its resource allocator (DRA).
 
-Three threads: the device loop samples the GPUs and watches the jobs' processes; the uplink reports to the scheduler
-and renews the host's leases with every acknowledgement; Ray's own threads take commands and serve output.
+Four threads: the device loop samples the GPUs and watches the jobs' processes; the enforcement loop sees to what the
+jobs run under; the uplink reports to the scheduler and renews the host's leases with every acknowledgement; Ray's own
+threads take commands and serve output.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError, RuntimeEnvSetupError
 
 from cotenant.actors.claims import claim_gpus
 from cotenant.actors.devices.registry import create_backend
+from cotenant.actors.enforcement.host import HostEnforcement
 from cotenant.actors.environment import resolve_environment
 from cotenant.actors.launcher import Launched, Launcher, LaunchError, StaleCommand
 from cotenant.actors.messages import HostReport, WindowBatch
@@ -37,6 +39,7 @@ from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, run_dir
 CLAIM_TIMEOUT_S = 10.0
 REPORT_TIMEOUT_S = 5.0
 CLAIM_RETRY_S = 0.2
+ENFORCEMENT_PERIOD_S = 1.0
 
 
 class HostAgent:
@@ -55,9 +58,11 @@ class HostAgent:
         self._claimed = False
         self._claim = self._note = ""
         self._claim_gpus(CLAIM_TIMEOUT_S)
+        jobs_dir = run_dir(session, host_id)
         self._launcher = Launcher(
-            run_dir(session, host_id),
+            jobs_dir,
             self._gpus,
+            HostEnforcement(jobs_dir, self._gpus, self.settings.enforcement),
             first_validity_s=self.settings.lease.ttl_s,
             variables={OPERATOR_MIX: "1"} if self.settings.profiler.operator_mix else None,
         )
@@ -73,6 +78,7 @@ class HostAgent:
         self._uplink = Uplink(self, self.settings.lease.ttl_s, self.settings.profiler.window_s)
         self._stopping = threading.Event()
         start_vital_thread("device", self._device_loop)
+        start_vital_thread("enforcement", self._enforcement_loop)
         start_vital_thread("uplink", lambda: self._uplink.run(self._stopping))
 
     # -- commands ---------------------------------------------------------------------------------------------------
@@ -108,6 +114,7 @@ class HostAgent:
         """Stop the threads and release the devices. Jobs must have been stopped before."""
         self._stopping.set()
         self._uplink.wake()
+        self._launcher.close()
         self._backend.close()
 
     # -- carrying out -----------------------------------------------------------------------------------------------
@@ -165,6 +172,7 @@ class HostAgent:
                 fingerprint=spec.fingerprint,
                 descriptors=_descriptors(spec.hints),
                 operator_mix=spec.hints.operator_mix,
+                isolation=spec.hints.isolation,
                 grace_s=self.settings.lease.stop_grace_s,
             )
         except LaunchError as error:
@@ -203,6 +211,11 @@ class HostAgent:
                 self._close_window()
             next_tick = max(next_tick + period, now)
             self._stopping.wait(next_tick - now)
+
+    def _enforcement_loop(self) -> None:
+        """What jobs run under may take seconds to answer, which the device loop cannot wait for."""
+        while not self._stopping.wait(ENFORCEMENT_PERIOD_S):
+            self._launcher.tend()
 
     def _follow_processes(self) -> None:
         """Tell the profiler which processes belong to which job (only this thread may touch the backend)."""

@@ -23,6 +23,7 @@ class StopRequest(NamedTuple):
     grace_s: float
     reason: str
     kill_at: float
+    lost: bool = False  # the host lets the job down
 
     def capped(self, now: float) -> StopRequest:
         """Return the request with at most its grace period left."""

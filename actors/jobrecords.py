@@ -136,14 +136,14 @@ class JobRecord:
         if supervisor is None:
             return Exited(*self.key, -signal.SIGKILL, "its start was cut short on the host", lost=True)
         reason = self.stop.reason if self.stop else "its supervisor was killed, and the job with it"
-        return Exited(*self.key, -signal.SIGKILL, reason)
+        return Exited(*self.key, -signal.SIGKILL, reason, lost=self.stop is not None and self.stop.lost)
 
     def _look_at_lease(self) -> Exited | None:
         if self.stop is None:
             return None
         left = jobfiles.attached(self.launched.job_dir, started_only=True)
         if not left:
-            return Exited(*self.key, 0, self.stop.reason)
+            return Exited(*self.key, -signal.SIGKILL if self.stop.lost else 0, self.stop.reason, self.stop.lost)
         if time.monotonic() >= self.stop.kill_at:
             for process in left:
                 runner.send(process, signal.SIGKILL)

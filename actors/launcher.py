@@ -17,12 +17,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from cotenant.actors import jobfiles, jobrecords, launchspec, runner
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
+from cotenant.actors.enforcement.choice import Isolation
 from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.jobrecords import START_TIMEOUT_S, Exited, Held, JobRecord, Launched, Phase
 from cotenant.actors.launchspec import LaunchError
@@ -98,6 +100,7 @@ class Launcher:
         fingerprint: str = "",
         descriptors: Descriptors | None = None,
         operator_mix: bool | None = None,
+        isolation: Isolation = "soft",
     ) -> Launched:
         """Start a job, or say what is running when it was started before. A lease job gets shares and no process.
 
@@ -117,6 +120,7 @@ class Launcher:
             fingerprint: Class of runs it belongs to.
             descriptors: What its hints say of it.
             operator_mix: Profile its operators now and then, or never; None = as its environment or the host says.
+            isolation: How strictly its hints ask for it to be kept apart.
 
         Raises:
             StaleCommand: A newer epoch of the job is, or was, here; or this one is over; or the host's leases are.
@@ -152,7 +156,7 @@ class Launcher:
             try:
                 launchspec.check(launch, shares, self._gpus)
                 self._supersede(job_id)
-                job_dir = self._start(launch, shares, revision)
+                job_dir = self._start(launch, shares, revision, isolation)
             except LaunchError:
                 with self._lock:  # whoever is told that it failed must not see it start when the command is repeated
                     self._over[job_id] = max(epoch, self._over.get(job_id, epoch))
@@ -167,11 +171,13 @@ class Launcher:
         self._jobs[job.key] = job
         return job
 
-    def _start(self, launch: launchspec.Launch, shares: Sequence[Share], revision: int) -> Path:
+    def _start(self, launch: launchspec.Launch, shares: Sequence[Share], revision: int, isolation: Isolation) -> Path:
         job_dir = self._dir / f"{launch['job_id']}.{launch['epoch']}"
-        launch["env"] = self._variables | launch["env"] | self._environment(launch, job_dir, launch["env"])
+        gpus = [self._gpus[gpu_id] for gpu_id in launch["gpu_ids"]]
         try:
             job_dir.mkdir(mode=0o700)
+            self._backend.admit(job_dir, gpus, shares, isolation)
+            launch["env"] = self._variables | launch["env"] | self._environment(launch, job_dir, launch["env"])
             self._backend.apply(job_dir, shares, launch["epoch"], revision)
             runner.write_json(str(job_dir / runner.LAUNCH), dict(launch))
             if launch["kind"] == "command":
@@ -197,7 +203,7 @@ class Launcher:
         gpus = [self._gpus[gpu_id] for gpu_id in launch["gpu_ids"]]
         python_path, mix = base.get("PYTHONPATH", ""), launch.get("operator_mix")
         own = launchspec.job_variables(launch["job_id"], launch["epoch"], job_dir, python_path, mix)
-        return self._backend.environment(gpus, base) | own
+        return self._backend.environment(job_dir, gpus, base) | own
 
     def environment(self, job_id: str, epoch: int) -> dict[str, str]:
         """Return the environment variables that put a process of this host under a lease job's shares.
@@ -243,7 +249,39 @@ class Launcher:
 
     def _check(self, job: JobRecord) -> Exited | None:
         with self._lock:
-            return job.look()
+            if job.exited is None:
+                job.exited = self._judged(job, job.look())
+            return job.exited
+
+    def _judged(self, job: JobRecord, exited: Exited | None) -> Exited | None:
+        """Say whether a job that failed did so because of what it ran under."""
+        if exited is None or exited.exit_code == 0 or exited.lost or job.stop is not None:
+            return exited
+        why = self._lost(job)
+        return replace(exited, lost=True, reason=f"{why}; it ended with {exited.exit_code}") if why else exited
+
+    def _lost(self, job: JobRecord) -> str:
+        try:
+            return self._backend.lost(job.launched.job_dir)
+        except (OSError, ValueError, KeyError):
+            return ""  # its record is gone or damaged, which is told elsewhere
+
+    def tend(self) -> None:
+        """See to what the jobs run under, and end those that cannot go on. To be called every second or so."""
+        with self._lock:
+            running = [job for job in self._jobs.values() if self._check(job) is None and not job.damage]
+        try:
+            self._backend.tend([job.launched.job_dir for job in running])
+        except (OSError, ValueError, KeyError):
+            return  # a job has ended meanwhile, or its record is damaged; once more in a second
+        for job in running:
+            why = self._lost(job)
+            if why:
+                self.stop(*job.key, 0.0, why, lost=True)
+
+    def close(self) -> None:
+        """Give back what the host lent. No job must be left."""
+        self._backend.close()
 
     def root_pids(self, job_id: str) -> set[int]:
         """Return the processes that, with their descendants, are the job: its supervisor, and those attached to it."""
@@ -265,7 +303,11 @@ class Launcher:
     def guarantees(self, job_id: str) -> str:
         """Say what holds the job's shares and what cannot be held; empty when the job is not here."""
         report = self.report(job_id)
-        return "" if report is None else self._backend.guarantees(report)
+        with self._lock:
+            job = self._newest(job_id)
+            if job is None or report is None:
+                return ""
+            return self._backend.guarantees(job.launched.job_dir, report)
 
     def shares(self, job_id: str) -> tuple[Share, ...]:
         """Return the shares in force; empty when the job is not here."""
@@ -337,10 +379,11 @@ class Launcher:
             self._backend.apply(job.launched.job_dir, ordered, epoch, revision)
             job.shares, job.revision = ordered, revision
 
-    def stop(self, job_id: str, epoch: int, grace_s: float, reason: str) -> None:
+    def stop(self, job_id: str, epoch: int, grace_s: float, reason: str, *, lost: bool = False) -> None:
         """Begin to end a job: SIGTERM now, SIGKILL to what is left after ``grace_s``. ``poll`` says when it is over.
 
         A second call can only shorten the grace period. A job that is not here (any more) is fine, and will not start.
+        ``lost``: it has done nothing wrong, the host lets it down.
         """
         with self._lock:
             job = self._jobs.get((job_id, epoch))
@@ -349,11 +392,11 @@ class Launcher:
                 return
             if self._check(job) is not None:
                 return
-            request = jobfiles.StopRequest(grace_s, reason, time.monotonic() + grace_s)
+            request = jobfiles.StopRequest(grace_s, reason, time.monotonic() + grace_s, lost)
             if job.stop is not None and job.stop.kill_at <= request.kill_at:
                 return
             if job.stop is not None:
-                request = jobfiles.StopRequest(grace_s, job.stop.reason, request.kill_at)
+                request = request._replace(reason=job.stop.reason, lost=job.stop.lost)
             job.stop = request
             try:
                 jobfiles.write_stop(job.launched.job_dir, request)

@@ -46,6 +46,7 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_S = 1.0  # longest time between two looks at the renewal
 _KILL_AGAIN_S = 0.02
 _CONFIRM_EXPIRY = 3
+_TERMINATE_S = 2.0  # an MPS daemon that takes longer to answer is asked no more
 
 
 class Process:
@@ -149,6 +150,8 @@ class Supervisor:
         self._stopping = False
         self._lost = False  # the host let the job down
         self._asked_leftovers = False
+        self._mps_folder = ""
+        self._detached: set[int] = set()  # processes whose GPU work has been ended
 
     def run(self, ready: int) -> None:
         """Start the command, tell ``ready`` that the supervisor is up, and stay until nothing of the job is left."""
@@ -161,6 +164,7 @@ class Supervisor:
             self._finish(error.exit_code, str(error))
             return
         self._grace_s = float(launch["grace_s"])
+        self._mps_folder = _mps_folder(launch["env"])
         while self._reap():
             self._advance()
             self._await_news()
@@ -285,7 +289,9 @@ class Supervisor:
         if not self._stopping:
             self._stopping = True
             self._reason = self._reason or request.get("reason") or f"stopped by {signal.Signals(number).name}"
+            self._lost = self._lost or (self._exit_code is None and bool(request.get("lost")))
             if self._exit_code is None:
+                self._detach(signal.SIGTERM)
                 self._signal_command(signal.SIGTERM)
                 self._signal_command(signal.SIGCONT)  # a stopped process takes no SIGTERM
 
@@ -308,7 +314,27 @@ class Supervisor:
                 return False
         return True
 
+    def _detach(self, number: int) -> None:
+        """Under MPS, end the GPU work of the processes that this signal will end: what dies with work in flight takes
+        its neighbours along.
+        """
+        if not self._mps_folder:
+            return
+        dying = {entry.pid for entry in descendants(os.getpid()) if number == signal.SIGKILL or _dies_of(entry, number)}
+        if dying <= self._detached:
+            return
+        self._detached |= dying
+        try:
+            # Here: a job that is not under MPS does not pay for it. The folder of this file is not on the path.
+            sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "enforcement"))
+            import mpscontrol  # type: ignore[import-not-found]  # noqa: PLC0415
+
+            mpscontrol.terminate_clients(self._mps_folder, dying, _TERMINATE_S)
+        except Exception as error:  # noqa: BLE001 - it ends all the same
+            os.write(2, f"cotenant: its GPU work was not ended in good order: {error}\n".encode())
+
     def _signal_all(self, number: int) -> None:
+        self._detach(number)
         for entry in descendants(os.getpid()):
             send(entry, number)
             if number == signal.SIGTERM:
@@ -334,6 +360,25 @@ def _device_cores(launch: dict[str, Any]) -> set[int]:
     """Where the command starts: on its devices, whatever program it is; the shim lets helper processes off them."""
     cores = launch["env"].get("COTENANT_CORES", "")
     return {int(core) for part in cores.split(";") for core in part.split(",") if core} or set(launch["host_cores"])
+
+
+def _mps_folder(env: dict[str, str]) -> str:
+    """The folder of the MPS daemon that the job runs under, empty when it does not. Has its control program found."""
+    pipe = env.get("CUDA_MPS_PIPE_DIRECTORY", "")
+    if not os.path.isdir(pipe):
+        return ""
+    os.environ["PATH"] = env.get("PATH", "") + os.pathsep + os.defpath
+    return os.path.dirname(pipe)
+
+
+def _dies_of(entry: Process, number: int) -> bool:
+    """True unless the process catches or ignores the signal."""
+    try:
+        with open(f"/proc/{entry.pid}/status", "rb") as file:
+            masks = dict(line.split(b":") for line in file if line.startswith((b"SigCgt", b"SigIgn")))
+    except OSError:
+        return True
+    return not any(int(mask, 16) >> (number - 1) & 1 for mask in masks.values())
 
 
 def _find(name: str, env: dict[str, str]) -> str:

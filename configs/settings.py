@@ -114,6 +114,13 @@ class DeviceSettings(_Section):
     replay_file: str | None = None
 
 
+class EnforcementSettings(_Section):
+    """How shares are held on NVIDIA GPUs. ``power_limit_w`` None = the GPUs' power limits are left alone."""
+
+    mps: Literal["auto", "off"] = "auto"
+    power_limit_w: Annotated[float, Field(gt=0.0, strict=True)] | None = None
+
+
 class ApiSettings(_Section):
     """The admin API."""
 
@@ -141,5 +148,6 @@ class Settings(_Section):
     signatures: SignatureSettings = SignatureSettings()
     prediction: PredictionSettings = PredictionSettings()
     device: DeviceSettings = DeviceSettings()
+    enforcement: EnforcementSettings = EnforcementSettings()
     api: ApiSettings = ApiSettings()
     journal: JournalSettings = JournalSettings()

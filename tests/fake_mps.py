@@ -1,8 +1,8 @@
 """A stand-in for ``nvidia-cuda-mps-control``: a script that a test puts on PATH, with a real process as its daemon.
 
-What it should say lies in files of its pipe folder's parent: ``servers``, ``clients``, ``status``; the commands it got
-are in ``asked``. Its behaviour goes by ``FAKE_MPS``: ``refuse`` (does not start), ``mute`` (starts, never answers),
-``stubborn`` (does not quit).
+What it should say lies in files of a folder that it knows: ``servers``, ``clients``, ``status``; the commands it got
+are in ``asked``. Its behaviour goes by ``FAKE_MPS`` or by the file ``how``: ``refuse`` (does not start), ``mute``
+(starts, never answers), ``stubborn`` (does not quit).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import pytest
 _SCRIPT = """#!{python} -S
 import os, signal, subprocess, sys, time
 pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
-notes = os.environ["FAKE_MPS_NOTES"]
-how = os.environ.get("FAKE_MPS", "")
+notes = {notes!r}
 pidfile = pipe + "/nvidia-cuda-mps-control.pid"
 
 def told(name):
@@ -27,6 +26,8 @@ def told(name):
             return file.read().strip()
     except FileNotFoundError:
         return ""
+
+how = os.environ.get("FAKE_MPS", "") or told("how")
 
 def note(text):
     with open(notes + "/asked", "a") as file:
@@ -74,15 +75,14 @@ class FakeMps:
         self._notes.mkdir(parents=True)
         script = folder / "bin" / "nvidia-cuda-mps-control"
         script.parent.mkdir()
-        script.write_text(_SCRIPT.format(python=sys.executable))
+        script.write_text(_SCRIPT.replace("{python}", sys.executable).replace("{notes!r}", repr(str(self._notes))))
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         self.temp = folder / "t"
         self.temp.mkdir()
         monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
-        monkeypatch.setenv("FAKE_MPS_NOTES", str(self._notes))
 
     def say(self, **answers: str) -> None:
-        """What it answers from now on: servers, clients, status."""
+        """What it answers from now on: servers, clients, status; and how it behaves."""
         for name, answer in answers.items():
             (self._notes / name).write_text(answer)
 
@@ -101,6 +101,6 @@ class FakeMps:
                     command = (entry / "cmdline").read_bytes()
                 except OSError:
                     continue
-                if str(self._notes).encode() in environment and command.startswith(b"sleep\0"):
+                if str(self._notes.parent).encode() in environment and command.startswith(b"sleep\0"):
                     found.append(int(entry.name))
         return found

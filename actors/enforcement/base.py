@@ -8,10 +8,13 @@ launcher) makes sure that only one thread at a time touches a job.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.enforcement.choice import Isolation
+from cotenant.actors.enforcement.pausing import Pause
 from cotenant.actors.reports import JobReport
 from cotenant.placement.types import Share
 
@@ -20,15 +23,45 @@ class StaleCommand(Exception):
     """The command's fencing token is not newer than what is in force; nothing was changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The most of one GPU that a job's processes can ever get, whatever share they are granted: set when they start.
+
+    Attributes:
+        gpu_id: The GPU.
+        memory_bytes: None = no ceiling.
+        compute: Fraction of the GPU in (0, 1]; None = no ceiling.
+    """
+
+    gpu_id: str
+    memory_bytes: int | None = None
+    compute: float | None = None
+
+
 class EnforcementBackend(Protocol):
     """What the launcher needs of an enforcement."""
 
     name: str
 
-    def environment(self, gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> dict[str, str]:
+    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
+        """Decide how a new job is held and make that ready; before anything else is asked about the job.
+
+        Args:
+            job_dir: Its directory, empty.
+            gpus: The GPUs of its shares on this host; position = share index.
+            shares: Its shares.
+            isolation: What its hints ask for.
+
+        Raises:
+            OSError: It cannot be made ready now; another try may help.
+        """
+        ...
+
+    def environment(self, job_dir: Path, gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables that put a process under a job's shares.
 
         Args:
+            job_dir: The job's directory.
             gpus: The GPUs of the job's shares on this host; position = share index.
             env: What the process has already. Settings of the user's own (thread counts) are left alone.
         """
@@ -41,6 +74,10 @@ class EnforcementBackend(Protocol):
             StaleCommand: ``(epoch, revision)`` is not newer than what is in force.
             ValueError: Another number of shares than before, or a value that is not accepted.
         """
+        ...
+
+    def ceilings(self, job_dir: Path) -> tuple[Ceiling, ...]:
+        """Return what the job's running processes cannot exceed; empty where every share can grow."""
         ...
 
     def in_force(self, job_dir: Path) -> tuple[int, int]:
@@ -65,6 +102,22 @@ class EnforcementBackend(Protocol):
         """Return what the job's processes report; ``monotonic_s`` is now."""
         ...
 
-    def guarantees(self, report: JobReport) -> str:
+    def guarantees(self, job_dir: Path, report: JobReport) -> str:
         """Say what is guaranteed for a lease whose processes report this, and what is not."""
+        ...
+
+    def lost(self, job_dir: Path) -> str:
+        """Say why the job's processes cannot go on through no fault of theirs; empty when they can."""
+        ...
+
+    def pause(self, job_dir: Path) -> Pause:
+        """Return the best way to hold the job's processes still."""
+        ...
+
+    def tend(self, job_dirs: Sequence[Path]) -> None:
+        """Do what has to be done from time to time; ``job_dirs`` are the jobs that run. May take a second or two."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the host lent: called when no job is left and none will come. Idempotent."""
         ...

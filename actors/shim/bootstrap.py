@@ -29,18 +29,20 @@ _HELPER_MARKS = ("--multiprocessing-fork", "from multiprocessing.")
 def install() -> None:
     """Prepare this process. Called once, before any of the user's code runs."""
     helper = _is_multiprocessing_helper()
+    pinned = os.environ.get("COTENANT_DEVICE") != "cuda"
     if os.environ.get(OPERATOR_MIX) == "1":
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch's profiler writes onto the program's stderr
     try:
-        if helper:
+        if helper and pinned:
             from .memory import lift  # noqa: PLC0415
 
             os.sched_setaffinity(0, parse_cores(os.environ["COTENANT_HOST_CORES"]))
             lift()
         elif os.environ.pop("COTENANT_ATTACH", "") == "1":
             mark(os.environ["COTENANT_JOB_DIR"], STARTED)
-            share_index = int(os.environ.get("COTENANT_SHARE_INDEX", "0"))
-            os.sched_setaffinity(0, parse_cores(os.environ["COTENANT_CORES"].split(";")[share_index]))
+            if pinned:
+                share_index = int(os.environ.get("COTENANT_SHARE_INDEX", "0"))
+                os.sched_setaffinity(0, parse_cores(os.environ["COTENANT_CORES"].split(";")[share_index]))
     except (KeyError, OSError, ValueError) as error:
         warn(error)
 

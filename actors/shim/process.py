@@ -6,10 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 from .bootstrap import OPERATOR_MIX, parse_cores
-from .memory import MemoryLimit, lift
+from .devices import CpuDevice, CudaDevice
 from .operators import OperatorProfile
 from .reportfile import Controls, ReportWriter, is_alive, read_reports
 from .shareword import ShareReader, count_shares
@@ -17,6 +17,8 @@ from .throttle import Throttle
 
 REFRESH_S = 1.0
 POLL_S = 0.05
+CPU = "cpu"
+CUDA = "cuda"
 _RECENT_S = 10.0
 
 
@@ -25,8 +27,8 @@ class Config(NamedTuple):
 
     Attributes:
         job_dir: The job's directory on this host.
-        device_cores: For each of the job's shares on this host, the CPU cores of its device.
-        host_cores: Where helper processes may run.
+        device_cores: For each of the job's shares on this host, the CPU cores of its device; none of a CUDA device.
+        host_cores: Where helper processes may run; empty = where they do.
         share_index: The share to use when ``LOCAL_RANK`` does not say.
         operator_mix: Whether to profile a few steps now and then.
     """
@@ -61,9 +63,11 @@ class DeviceProcess:
         self._peers = 1
         self._memory_bytes = 0
         self._refresh_at = 0.0
-        self._throttle = Throttle()
-        self._memory = MemoryLimit()
         self._use_share(_share_index(config))
+        self._throttle = Throttle(cpu_clock=self._device.clock)
+        if self._device.limits_early:
+            self._load_share()
+            self._limit_memory()
         self._publish()
 
     def on_step(self, optimizer: object) -> None:
@@ -80,9 +84,8 @@ class DeviceProcess:
                 self._hold()
 
     def release(self) -> None:
-        """Off the device: every thread may run where helpers may, and memory is not limited any more."""
-        _move_threads(self._config.host_cores)
-        lift()
+        """Off the device, and not limited any more."""
+        self._device.leave()
 
     def _count(self, optimizer: object) -> bool:
         """Count rounds: one when the first optimizer steps, the next when one steps that has already stepped in it."""
@@ -101,13 +104,13 @@ class DeviceProcess:
         held_s, self._throttled_before_s = self._throttled_s - self._throttled_before_s, self._throttled_s
         self._round_began_s = now
         if self._operators is not None:
-            cpu_at = time.thread_time()
+            used_at = self._device.own_clock()
             measured = self._operators.on_round(self._steps, now, took_s - held_s)
             if measured is not None:
                 self._report.write_mix(measured)
             if self._operators.disturbs:
                 took_s = 0.0  # not what a step takes otherwise
-                self._throttle.exempt(time.thread_time() - cpu_at)
+                self._throttle.exempt(self._device.own_clock() - used_at)
         self._report.note_step_time(self._steps, took_s)
 
     def _refresh(self, now: float) -> None:
@@ -125,7 +128,7 @@ class DeviceProcess:
 
     def _use_share(self, index: int) -> None:
         self._index = index
-        self._cores = self._config.device_cores[index]
+        self._device = _device(self._config, index)
         self._share = ShareReader(f"{self._config.job_dir}/share", index)
         self._report = ReportWriter(self._config.job_dir, index)
         self._pin()
@@ -152,43 +155,36 @@ class DeviceProcess:
         return 1 + others
 
     def _pin(self) -> None:
-        """Move every thread onto the device's cores."""
-        if os.sched_getaffinity(0) <= self._cores and self._controls & Controls.PINNED:
-            return
-        _move_threads(self._cores)
-        self._controls |= Controls.PINNED
+        self._device.enter()
+        if self._device.pinned:
+            self._controls |= Controls.PINNED
 
     def _limit_memory(self) -> None:
-        try:
-            self._memory.apply(self._memory_bytes)
-        except (OSError, ValueError):
-            self._controls &= ~Controls.MEMORY  # the report says that memory is not limited
-        else:
-            self._controls |= Controls.MEMORY
+        limited = self._device.limit_memory(self._memory_bytes)
+        # When it is not, the report says so.
+        self._controls = self._controls | Controls.MEMORY if limited else self._controls & ~Controls.MEMORY
 
     def _hold(self) -> None:
         """Sleep off what was used beyond the share, in short pieces so that a grown share takes effect at once."""
-        wait_s = self._throttle.settle(self._compute * len(self._cores))
+        self._device.drain()
+        wait_s = self._throttle.settle(self._compute * self._device.width)
         while wait_s > 0.0:
-            started, cpu_at = time.monotonic(), time.thread_time()
+            started, used_at = time.monotonic(), self._device.own_clock()
             time.sleep(min(wait_s, POLL_S))
             self._throttled_s += time.monotonic() - started
             if self._share.changed():
                 self._load_share()
             self._publish()
-            self._throttle.exempt(time.thread_time() - cpu_at)
-            wait_s = self._throttle.settle(self._compute * len(self._cores)) if self._compute < 1.0 else 0.0
+            self._throttle.exempt(self._device.own_clock() - used_at)
+            wait_s = self._throttle.settle(self._compute * self._device.width) if self._compute < 1.0 else 0.0
 
     def _publish(self) -> None:
         self._report.write(self._steps, self._last_step_s, self._throttled_s, self._controls)
 
 
-def _move_threads(cores: frozenset[int]) -> None:
-    for task in os.listdir("/proc/self/task"):
-        try:
-            os.sched_setaffinity(int(task), cores)
-        except ProcessLookupError:
-            continue  # the thread has ended meanwhile
+def _device(config: Config, index: int) -> Union[CpuDevice, CudaDevice]:  # noqa: UP007 - Python 3.9 reads this
+    cores = config.device_cores[index]
+    return CpuDevice(cores, config.host_cores) if cores else CudaDevice(index)
 
 
 def _share_index(config: Config) -> int:
@@ -206,13 +202,15 @@ def read_config(environ: Mapping[str, str]) -> Config:
         ValueError: A variable has a value that is not accepted.
         OSError: There is no readable share word.
     """
-    if environ["COTENANT_DEVICE"] != "cpu":
-        raise ValueError(f"COTENANT_DEVICE: {environ['COTENANT_DEVICE']!r} is not accepted; give 'cpu'")
-    job_dir = environ["COTENANT_JOB_DIR"]
-    cores = tuple(parse_cores(part) for part in environ["COTENANT_CORES"].split(";"))
-    shares = count_shares(f"{job_dir}/share")
-    if len(cores) != shares:
-        raise ValueError(f"COTENANT_CORES: names {len(cores)} devices, the share word has {shares} shares")
+    device, job_dir = environ["COTENANT_DEVICE"], environ["COTENANT_JOB_DIR"]
     index = int(environ.get("COTENANT_SHARE_INDEX", "0"))
     operator_mix = environ.get(OPERATOR_MIX, "0") == "1"
+    shares = count_shares(f"{job_dir}/share")
+    if device == CUDA:
+        return Config(job_dir, (frozenset(),) * shares, frozenset(), index, operator_mix)
+    if device != CPU:
+        raise ValueError(f"COTENANT_DEVICE: {device!r} is not accepted; give '{CPU}' or '{CUDA}'")
+    cores = tuple(parse_cores(part) for part in environ["COTENANT_CORES"].split(";"))
+    if len(cores) != shares:
+        raise ValueError(f"COTENANT_CORES: names {len(cores)} devices, the share word has {shares} shares")
     return Config(job_dir, cores, parse_cores(environ["COTENANT_HOST_CORES"]), index, operator_mix)

@@ -11,13 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fake_mps import FakeMps
+from fake_torch import FakeTorch
 from support import wait_until
 
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
+from cotenant.actors.enforcement.choice import Isolation
 from cotenant.actors.enforcement.cpu import EVERYTHING_HELD, NO_STEP, NOTHING_SEEN, CpuEnforcement
+from cotenant.actors.enforcement.cuda import MigEnforcement, MpsEnforcement, TimeSliceEnforcement
+from cotenant.actors.enforcement.host import HostEnforcement
+from cotenant.actors.enforcement.mps import MpsService
 from cotenant.actors.launchspec import job_variables
 from cotenant.actors.shim.throttle import CREDIT_S
+from cotenant.configs.settings import EnforcementSettings
 from cotenant.placement.types import Share
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -26,7 +33,26 @@ GPUS = (
     GpuInfo("gpu-0", "cpu-core", 0, 4 << 30, {"CUDA_VISIBLE_DEVICES": ""}, cores=(CORES[0],)),
     GpuInfo("gpu-1", "cpu-core", 1, 4 << 30, {"CUDA_VISIBLE_DEVICES": ""}, cores=(CORES[-1],)),
 )
-BACKENDS = {"cpu": CpuEnforcement}
+CUDA_GPUS = (
+    GpuInfo("GPU-a", "H100", 0, 80 << 30, {"CUDA_VISIBLE_DEVICES": "GPU-a"}),
+    GpuInfo("GPU-b", "H100", 1, 80 << 30, {"CUDA_VISIBLE_DEVICES": "GPU-b"}),
+)
+MIG_GPUS = (GpuInfo("MIG-a", "H100 1g.10gb", 0, 10 << 30, {"CUDA_VISIBLE_DEVICES": "MIG-a"}),)
+
+
+def mps(folder: Path) -> MpsEnforcement:
+    services = {gpu.gpu_id: MpsService(gpu.gpu_id, str(folder / gpu.gpu_id)) for gpu in CUDA_GPUS}
+    return MpsEnforcement(services.__getitem__)
+
+
+BACKENDS = {
+    "cpu": (lambda _: CpuEnforcement(), GPUS),
+    "timeslice": (lambda _: TimeSliceEnforcement(), CUDA_GPUS),
+    "mig": (lambda _: MigEnforcement(), MIG_GPUS),
+    "mps": (mps, CUDA_GPUS),
+    "host": (lambda folder: HostEnforcement(folder, CUDA_GPUS, EnforcementSettings()), CUDA_GPUS),
+    "host-cpu": (lambda folder: HostEnforcement(folder, GPUS, EnforcementSettings()), GPUS),
+}
 TRAIN = """
 import sys, torch
 model = torch.nn.Linear(64, 64)
@@ -54,6 +80,24 @@ print(float(torch.ones(1 << 20).sum()))
 """
 
 
+STEP = """
+import sys, threading, time, torch
+optimizer = torch.optim.SGD()
+print("imported", flush=True)
+for line in sys.stdin:
+    what, *sizes = line.split()
+    if what == "init":
+        torch.cuda.init()
+    elif what == "hold":
+        torch.cuda.held, torch.cuda.used = map(int, sizes)
+    elif what == "step":
+        break
+while True:
+    time.sleep(0.005)
+    optimizer.step()
+"""
+
+
 @dataclass
 class Job:
     """A job directory under a backend."""
@@ -62,36 +106,45 @@ class Job:
     dir: Path
     gpus: tuple[GpuInfo, ...] = GPUS[:1]
 
+    def admit(self, *, memory_bytes: int = 4 << 30, compute: float = 1.0, isolation: Isolation = "soft") -> None:
+        shares = [Share(gpu.gpu_id, memory_bytes, compute) for gpu in self.gpus]
+        self.backend.admit(self.dir, self.gpus, shares, isolation)
+
     def apply(self, *computes: float, memory_bytes: int = 4 << 30, epoch: int = 1, revision: int = 0) -> None:
-        shares = [Share(gpu.gpu_id, memory_bytes, compute) for gpu, compute in zip(GPUS, computes, strict=False)]
+        shares = [Share(f"gpu-{index}", memory_bytes, compute) for index, compute in enumerate(computes)]
         self.backend.apply(self.dir, shares, epoch, revision)
 
-    def start(self, code: str) -> subprocess.Popen[str]:
-        base = {"PATH": os.environ["PATH"]}
-        env = base | self.backend.environment(self.gpus, base) | job_variables("job", 1, self.dir, "")
+    def start(self, code: str, **more: str) -> subprocess.Popen[str]:
+        base = {"PATH": os.environ["PATH"], **more}
+        python_path = more.get("PYTHONPATH", "")
+        env = base | self.backend.environment(self.dir, self.gpus, base)
+        env |= job_variables("job", 1, self.dir, python_path)
         return subprocess.Popen(
             [sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     @property
     def guaranteed(self) -> str:
-        return self.backend.guarantees(self.backend.report(self.dir, time.monotonic()))
+        return self.backend.guarantees(self.dir, self.backend.report(self.dir, time.monotonic()))
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request) -> EnforcementBackend:
-    return BACKENDS[request.param]()
-
-
-@pytest.fixture
-def job(backend, tmp_path) -> Job:
-    return Job(backend, tmp_path)
+@pytest.fixture(params=BACKENDS)
+def job(request, tmp_path, monkeypatch) -> Iterator[Job]:
+    """A job directory under every backend."""
+    FakeMps(tmp_path / "fake", monkeypatch)
+    make, gpus = BACKENDS[request.param]
+    job_dir = tmp_path / "job"
+    job_dir.mkdir()
+    backend = make(tmp_path)
+    job = Job(backend, job_dir, gpus[:1])
+    yield job
+    backend.close()
 
 
 @pytest.fixture(scope="module")
-def training(backend, tmp_path_factory) -> Iterator[tuple[Job, subprocess.Popen[str]]]:
+def training(tmp_path_factory) -> Iterator[tuple[Job, subprocess.Popen[str]]]:
     """A real training process under a share of a half that has imported torch and waits for a line to begin."""
-    job = Job(backend, tmp_path_factory.mktemp("training"))
+    job = Job(CpuEnforcement(), tmp_path_factory.mktemp("training"))
     job.apply(0.5)
     process = job.start(TRAIN)
     try:
@@ -150,15 +203,36 @@ def test_an_empty_directory_has_nothing_in_force(job):
         job.backend.in_force(job.dir)
 
 
-def test_a_users_own_settings_stay(backend):
-    assert backend.environment(GPUS, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
-    assert backend.environment(GPUS, {})["OMP_NUM_THREADS"] == "1"
+def test_a_users_own_settings_stay(tmp_path):
+    cores = CpuEnforcement()
+    assert cores.environment(tmp_path, GPUS, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert cores.environment(tmp_path, GPUS, {})["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_process_sees_the_gpus_of_its_shares_and_no_others(job):
+    job.admit()
+    env = job.backend.environment(job.dir, job.gpus, {})
+    assert env["CUDA_VISIBLE_DEVICES"] == job.gpus[0].visible_env["CUDA_VISIBLE_DEVICES"]
+    assert env["COTENANT_DEVICE"] == ("cpu" if job.gpus[0].cores else "cuda")
 
 
 def test_nothing_is_promised_before_anything_is_seen(job):
+    job.admit()
     job.apply(0.5)
-    assert job.guaranteed == NOTHING_SEEN
+    assert (
+        NOTHING_SEEN in job.guaranteed or "no PyTorch optimizer seen" in job.guaranteed or "hardware" in job.guaranteed
+    )
     assert job.backend.report(job.dir, time.monotonic()).steps is None
+
+
+def test_a_job_that_runs_is_not_lost_and_can_be_paused(job):
+    job.admit()
+    job.apply(0.5)
+    job.backend.tend([job.dir])
+    assert job.backend.lost(job.dir) == ""
+    assert job.backend.pause(job.dir).name in ("signal", "checkpoint")
+    for ceiling in job.backend.ceilings(job.dir):
+        assert ceiling.gpu_id == job.gpus[0].gpu_id
 
 
 def test_a_training_process_is_held_resized_and_reported(training):
@@ -185,8 +259,68 @@ def test_a_training_process_is_held_resized_and_reported(training):
     assert job.backend.report(job.dir, time.monotonic()).throttled_s == free.throttled_s
 
 
-def test_memory_beyond_the_share_is_refused_in_the_job_that_asks(job):
+def test_memory_beyond_the_share_is_refused_in_the_job_that_asks(tmp_path):
+    job = Job(CpuEnforcement(), tmp_path)
     job.apply(1.0, memory_bytes=900 * MIB)
     process = job.start(ALLOCATE)
     out, _ = process.communicate(timeout=60)
     assert out.split() == ["refused", str(float(1 << 20))]
+
+
+@pytest.fixture
+def stepping(tmp_path, monkeypatch) -> Iterator[tuple[Job, subprocess.Popen[str], FakeTorch]]:
+    """A program on a GPU of 1000 bytes that has not used CUDA yet and waits for a line."""
+    FakeMps(tmp_path / "fake", monkeypatch)
+    (tmp_path / "job").mkdir()
+    job = Job(HostEnforcement(tmp_path, CUDA_GPUS, EnforcementSettings()), tmp_path / "job", CUDA_GPUS[:1])
+    torch = FakeTorch(tmp_path)
+    job.admit(memory_bytes=600)
+    job.apply(0.5, memory_bytes=600)
+    process = job.start(STEP, **torch.environment)
+    assert process.stdout.readline() == "imported\n"
+    yield job, process, torch
+    process.kill()
+    process.communicate()
+    job.backend.close()
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def test_a_program_on_a_gpu_is_held_and_resized_while_it_runs(stepping):
+    job, process, torch = stepping
+    assert torch.done == [], "no context may be made on its behalf"
+    tell(process, "init")
+    wait_until(lambda: torch.done == [["fraction", 0.6, 0]], 10, "its memory is limited as soon as it uses CUDA")
+    tell(process, "step")
+    wait_until(lambda: (job.backend.report(job.dir, time.monotonic()).throttled_s or 0) > 0.5, 20, "it is held back")
+    began = job.backend.report(job.dir, time.monotonic())
+    wait_until(lambda: job.backend.report(job.dir, time.monotonic()).throttled_s > began.throttled_s + 0.5, 20, "again")
+    report = job.backend.report(job.dir, time.monotonic())
+    assert "compute is held to the share at optimizer steps; torch allocates no more than the memory share" in (
+        job.guaranteed
+    )
+    assert report.processes == 1
+
+    job.apply(1.0, memory_bytes=800, revision=1)
+    wait_until(lambda: torch.done[-1] == ["fraction", 0.8, 0], 5, "more memory, with the next step")
+    time.sleep(0.1)
+    free = job.backend.report(job.dir, time.monotonic())
+    wait_until(lambda: job.backend.report(job.dir, time.monotonic()).steps > free.steps + 20, 20, "it steps freely")
+    assert job.backend.report(job.dir, time.monotonic()).throttled_s == free.throttled_s
+
+
+def test_memory_of_a_gpu_shrinks_only_to_what_is_free_to_take(stepping):
+    job, process, torch = stepping
+    tell(process, "init")
+    tell(process, "hold 700 500")  # 700 bytes with the allocator, 500 of them in use
+    tell(process, "step")
+    wait_until(lambda: ["empty_cache"] in torch.done, 10, "what lies idle is given back first")
+    wait_until(lambda: torch.done[-1] == ["fraction", 0.6, 0], 10, "then the limit is the share")
+    job.apply(0.5, memory_bytes=300, revision=1)
+    wait_until(lambda: torch.done[-1] == ["fraction", 0.5, 0], 10, "what is in use stays")
+    wait_until(lambda: "torch holds more than the memory share" in job.guaranteed, 5, "and it is said")
+    job.apply(0.5, memory_bytes=900, revision=2)
+    wait_until(lambda: torch.done[-1] == ["fraction", 0.9, 0], 10, "it grows at once")

@@ -1,0 +1,109 @@
+"""How the shares of a job are held on its GPUs: one pure decision, with the reason for it and what it guarantees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cotenant.actors.enforcement.pausing import PauseName
+
+Method = Literal["cpu", "mps", "timeslice", "mig"]
+Isolation = Literal["none", "soft", "hard"]  # as in the hints
+GpuKind = Literal["cpu", "gpu", "mig"]
+
+GUARANTEES: Mapping[Method, str] = {
+    "cpu": "the job runs on the device's cores; its processes are held to their share at optimizer steps",
+    "mps": (
+        "the driver refuses memory beyond the limit and more than the capped part of the processors; below that the "
+        "job keeps to its share at optimizer steps. A fatal fault of one job ends all jobs of this GPU that run under MPS"
+    ),
+    "timeslice": (
+        "the GPU's own scheduler alternates between jobs; the job is held to its share at optimizer steps, memory by "
+        "torch's allocator. Faults of other jobs do not reach it"
+    ),
+    "mig": "the hardware holds memory and compute to the instance, and keeps faults of other instances away",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTraits:
+    """What decides how shares of a GPU can be held.
+
+    Attributes:
+        gpu_id: The GPU.
+        kind: "cpu" (a slice of cores), "gpu" (a whole GPU) or "mig" (an instance that exists).
+        mps_missing: Why its jobs cannot run under MPS; empty = they can.
+        checkpoint_missing: Why its processes cannot be checkpointed; empty = they can.
+    """
+
+    gpu_id: str
+    kind: GpuKind
+    mps_missing: str = ""
+    checkpoint_missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a job is held, and why so.
+
+    Attributes:
+        method: The way.
+        capped: Whether its processes are capped from outside when they start.
+        reason: Why, for people.
+    """
+
+    method: Method
+    capped: bool
+    reason: str
+
+
+def choose(gpus: Sequence[GpuTraits], isolation: Isolation) -> Choice:
+    """Return how a job is held.
+
+    In order: cores are held as cores, an instance by being one. A job that wants to be alone (``hard``), or has several
+    GPUs (a process can be the client of one daemon only), shares none of its GPUs by MPS. Others run under MPS where it
+    can be had, those that want no isolation (``none``) without caps; else they take turns.
+
+    Args:
+        gpus: The GPUs of its shares on this host.
+        isolation: What its hints ask for.
+
+    Raises:
+        ValueError: No GPU, or GPUs of several kinds.
+    """
+    kinds = {gpu.kind for gpu in gpus}
+    if len(kinds) != 1:
+        raise ValueError(f"gpus: {sorted(kinds)} is not accepted; give GPUs of one kind")
+    if kinds == {"cpu"}:
+        return Choice("cpu", True, "the device is a slice of CPU cores")
+    if kinds == {"mig"}:
+        return Choice("mig", True, "the GPU is a MIG instance: the share is the instance")
+    return _choose_for_whole_gpus(gpus, isolation)
+
+
+def _choose_for_whole_gpus(gpus: Sequence[GpuTraits], isolation: Isolation) -> Choice:
+    if isolation == "hard":
+        return Choice("timeslice", False, "isolation hard: nobody else is on its GPUs, and no server between them")
+    if len(gpus) > 1:
+        return Choice("timeslice", True, "the job has several GPUs on this host, and an MPS daemon serves one")
+    if gpus[0].mps_missing:
+        return Choice("timeslice", True, f"no MPS: {gpus[0].mps_missing}")
+    if isolation == "none":
+        return Choice("mps", False, "isolation none: MPS, without caps")
+    return Choice("mps", True, "isolation soft: MPS, capped when its processes start")
+
+
+def choose_pause(gpus: Sequence[GpuTraits], method: Method) -> tuple[PauseName, str]:
+    """Return how a job can be held still, and why not in the way that frees its device memory, if so.
+
+    Args:
+        gpus: The GPUs of its shares on this host.
+        method: How its shares are held.
+    """
+    if method == "cpu":
+        return "signal", "memory of a process on CPU cores is freed by ending it only"
+    if method in ("mps", "mig"):
+        return "signal", f"the driver checkpoints no process under {method.upper()}"
+    missing = next((gpu.checkpoint_missing for gpu in gpus if gpu.checkpoint_missing), "")
+    return ("signal", missing) if missing else ("checkpoint", "")

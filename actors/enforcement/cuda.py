@@ -1,0 +1,149 @@
+"""Enforcement on NVIDIA GPUs: time-slicing, MPS, MIG instances. None of it has been run on a GPU.
+
+All three have the cooperative part in common (``actors/shim``): at optimizer steps a process is held to the compute
+share, and torch's allocator to the memory share, and both follow the share word at once. They differ in what holds
+without the program's help.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cotenant.actors import runner
+from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.enforcement import mpscontrol
+from cotenant.actors.enforcement.base import Ceiling
+from cotenant.actors.enforcement.choice import GUARANTEES, Isolation, Method
+from cotenant.actors.enforcement.mps import MpsService
+from cotenant.actors.enforcement.pausing import CheckpointPause, Pause
+from cotenant.actors.enforcement.sharefile import ShareFile, visible
+from cotenant.actors.reports import JobReport
+from cotenant.actors.shim.process import CUDA
+from cotenant.actors.shim.reportfile import Controls
+from cotenant.placement.types import Share
+
+# A folder in which no daemon listens: the driver then does without MPS, also where the system runs a daemon.
+NO_MPS = {mpscontrol.PIPE_VARIABLE: "/nonexistent/no-mps"}
+MPS_RECORD = "mps.json"
+# NVIDIA's advice for n clients is 100 % / (n / 2) each: who idles leaves room for the others. A share may double.
+COMPUTE_ROOM = 2.0
+
+
+class TimeSliceEnforcement(ShareFile):
+    """The GPU's own scheduler alternates between the processes; each keeps to its share by itself."""
+
+    name: str = "timeslice"
+    method: Method = "timeslice"
+    nothing_seen = "no PyTorch optimizer seen: compute is not held to the share"
+    no_step = "no optimizer step seen: compute is not held to the share yet"
+
+    def environment(self, job_dir: Path, gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> dict[str, str]:
+        """See ``EnforcementBackend.environment``."""
+        return {**visible(gpus), **NO_MPS, "COTENANT_DEVICE": CUDA, "COTENANT_SHARE_INDEX": "0"}
+
+    def guarantees(self, job_dir: Path, report: JobReport) -> str:
+        """See ``EnforcementBackend.guarantees``."""
+        return f"{self.name}: {GUARANTEES[self.method]}. Now: {report.controls}"
+
+    def pause(self, job_dir: Path) -> Pause:
+        """See ``EnforcementBackend.pause``."""
+        return CheckpointPause()
+
+    def _held(self, controls: Controls, *, alone: bool) -> list[str]:
+        return [
+            "compute is held to the share at optimizer steps",
+            "torch allocates no more than the memory share"
+            if controls & Controls.MEMORY
+            else "torch holds more than the memory share, and grows no more (or CUDA is not in use)",
+        ]
+
+
+class MigEnforcement(TimeSliceEnforcement):
+    """The share is the MIG instance: the hardware holds it."""
+
+    name: str = "mig"
+    method: Method = "mig"
+    nothing_seen = "held by the hardware"
+    no_step = "held by the hardware"
+
+    def pause(self, job_dir: Path) -> Pause:
+        """See ``EnforcementBackend.pause``."""
+        return ShareFile.pause(self, job_dir)
+
+
+class MpsEnforcement(TimeSliceEnforcement):
+    """Work of all jobs runs at the same time, through one server per GPU that caps each of them from its start.
+
+    Args:
+        service: Returns the daemon of a GPU.
+    """
+
+    name: str = "mps"
+    method: Method = "mps"
+
+    def __init__(self, service: Callable[[str], MpsService]) -> None:
+        self._service = service
+
+    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
+        """See ``EnforcementBackend.admit``: has a daemon that takes clients, and settles the caps."""
+        (gpu,), (share,) = gpus, shares
+        try:
+            daemon = self._service(gpu.gpu_id).ensure()
+        except mpscontrol.MpsError as error:
+            raise OSError(f"MPS on {gpu.gpu_id}: {error}") from error
+        record: dict[str, object] = {"gpu_id": gpu.gpu_id, "daemon": daemon}
+        if isolation != "none":
+            record |= {"memory_bytes": share.memory_bytes, "compute": min(1.0, COMPUTE_ROOM * share.compute)}
+        runner.write_json(str(job_dir / MPS_RECORD), record)
+
+    def environment(self, job_dir: Path, gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> dict[str, str]:
+        """See ``EnforcementBackend.environment``. 0 is the only device a process sees."""
+        record = _read(job_dir)
+        values = super().environment(job_dir, gpus, env)
+        values |= mpscontrol.environment(self._service(record["gpu_id"]).folder)
+        if "compute" in record:
+            values["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{record['compute'] * 100:.4g}"
+            values["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={math.ceil(record['memory_bytes'] / (1 << 20))}M"
+        return values
+
+    def ceilings(self, job_dir: Path) -> tuple[Ceiling, ...]:
+        """See ``EnforcementBackend.ceilings``."""
+        record = _read(job_dir)
+        if "compute" not in record:
+            return ()
+        return (Ceiling(record["gpu_id"], record["memory_bytes"], record["compute"]),)
+
+    def guarantees(self, job_dir: Path, report: JobReport) -> str:
+        """See ``EnforcementBackend.guarantees``."""
+        said = super().guarantees(job_dir, report)
+        for ceiling in self.ceilings(job_dir):
+            assert ceiling.memory_bytes is not None and ceiling.compute is not None
+            said += (
+                f". Until it starts anew: at most {ceiling.memory_bytes >> 20} MiB and {ceiling.compute:.0%} of the "
+                "processors, whatever its share"
+            )
+        return said
+
+    def lost(self, job_dir: Path) -> str:
+        """See ``EnforcementBackend.lost``."""
+        record = _read(job_dir)
+        return self._service(record["gpu_id"]).lost(record["daemon"])
+
+    def pause(self, job_dir: Path) -> Pause:
+        """See ``EnforcementBackend.pause``."""
+        return ShareFile.pause(self, job_dir)
+
+    def tend(self, job_dirs: Sequence[Path]) -> None:
+        """See ``EnforcementBackend.tend``: looks at the daemon of every GPU that has jobs."""
+        for gpu_id in {_read(job_dir)["gpu_id"] for job_dir in job_dirs}:
+            self._service(gpu_id).look()
+
+
+def _read(job_dir: Path) -> dict[str, Any]:
+    record = runner.read_json(str(job_dir / MPS_RECORD))
+    if record is None:
+        raise FileNotFoundError(job_dir / MPS_RECORD)
+    return record

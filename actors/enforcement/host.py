@@ -1,0 +1,129 @@
+"""The enforcement of one host: for each job the way that its GPUs and its hints call for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cotenant.actors import runner
+from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.enforcement.base import Ceiling, EnforcementBackend
+from cotenant.actors.enforcement.choice import GpuKind, GpuTraits, Isolation, Method, choose, choose_pause
+from cotenant.actors.enforcement.cpu import CpuEnforcement
+from cotenant.actors.enforcement.cuda import MigEnforcement, MpsEnforcement, TimeSliceEnforcement
+from cotenant.actors.enforcement.mps import MpsService, service_folder
+from cotenant.actors.enforcement.pausing import PAUSES, CheckpointPause, Pause
+from cotenant.actors.enforcement.sharefile import ShareFile
+from cotenant.actors.reports import JobReport
+from cotenant.configs.settings import EnforcementSettings
+from cotenant.placement.types import Share
+
+RECORD = "enforcement.json"
+
+
+class HostEnforcement(ShareFile):
+    """See ``EnforcementBackend``. What was decided for a job stays: it is written down in the job's directory.
+
+    Args:
+        run_dir: The host's run directory; daemons are told apart by it.
+        gpus: The GPUs of this host.
+        settings: What may be used.
+    """
+
+    name = "host"
+
+    def __init__(self, run_dir: Path, gpus: Sequence[GpuInfo], settings: EnforcementSettings) -> None:
+        self._gpus = {gpu.gpu_id: gpu for gpu in gpus}
+        self._settings = settings
+        self._services = {
+            gpu.gpu_id: MpsService(gpu.gpu_id, service_folder(run_dir, gpu.gpu_id))
+            for gpu in gpus
+            if kind_of(gpu) == "gpu"
+        }
+        self._no_checkpoints: str | None = None  # not looked at yet
+        self._ways: Mapping[Method, EnforcementBackend] = {
+            "cpu": CpuEnforcement(),
+            "timeslice": TimeSliceEnforcement(),
+            "mig": MigEnforcement(),
+            "mps": MpsEnforcement(self._services.__getitem__),
+        }
+
+    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
+        """See ``EnforcementBackend.admit``."""
+        try:
+            choice = choose([self._traits(gpu) for gpu in gpus], isolation)
+        except ValueError as error:
+            raise OSError(f"shares: {error}") from error
+        self._ways[choice.method].admit(job_dir, gpus, shares, isolation)
+        record = {"method": choice.method, "reason": choice.reason, "gpu_ids": [gpu.gpu_id for gpu in gpus]}
+        runner.write_json(str(job_dir / RECORD), record)
+
+    def environment(self, job_dir: Path, gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> dict[str, str]:
+        """See ``EnforcementBackend.environment``."""
+        return self._way(job_dir).environment(job_dir, gpus, env)
+
+    def ceilings(self, job_dir: Path) -> tuple[Ceiling, ...]:
+        """See ``EnforcementBackend.ceilings``."""
+        return self._way(job_dir).ceilings(job_dir)
+
+    def report(self, job_dir: Path, monotonic_s: float) -> JobReport:
+        """See ``EnforcementBackend.report``."""
+        return self._way(job_dir).report(job_dir, monotonic_s)
+
+    def guarantees(self, job_dir: Path, report: JobReport) -> str:
+        """See ``EnforcementBackend.guarantees``."""
+        way, said = self._way(job_dir), _record(job_dir).get("reason", "")
+        text = way.guarantees(job_dir, report)
+        return text if way.name == "cpu" or not said else f"{text} ({said})"
+
+    def lost(self, job_dir: Path) -> str:
+        """See ``EnforcementBackend.lost``."""
+        return self._way(job_dir).lost(job_dir)
+
+    def pause(self, job_dir: Path) -> Pause:
+        """See ``EnforcementBackend.pause``."""
+        gpus = [self._gpus[gpu_id] for gpu_id in _record(job_dir).get("gpu_ids", ()) if gpu_id in self._gpus]
+        name, _ = choose_pause([self._traits(gpu, checkpoints=True) for gpu in gpus], self._method(job_dir))
+        return PAUSES[name]()
+
+    def tend(self, job_dirs: Sequence[Path]) -> None:
+        """See ``EnforcementBackend.tend``."""
+        by_method: dict[Method, list[Path]] = {}
+        for job_dir in job_dirs:
+            by_method.setdefault(self._method(job_dir), []).append(job_dir)
+        for method, dirs in by_method.items():
+            self._ways[method].tend(dirs)
+
+    def close(self) -> None:
+        """See ``EnforcementBackend.close``: ends the daemons."""
+        for service in self._services.values():
+            service.stop()
+
+    def _traits(self, gpu: GpuInfo, *, checkpoints: bool = False) -> GpuTraits:
+        kind = kind_of(gpu)
+        if kind != "gpu":
+            return GpuTraits(gpu.gpu_id, kind)
+        missing = "switched off (enforcement.mps)" if self._settings.mps == "off" else ""
+        if checkpoints and self._no_checkpoints is None:
+            self._no_checkpoints = CheckpointPause().missing()
+        return GpuTraits(
+            gpu.gpu_id, kind, missing or self._services[gpu.gpu_id].missing(), (self._no_checkpoints or "")
+        )
+
+    def _method(self, job_dir: Path) -> Method:
+        method: Method = _record(job_dir).get("method", "cpu")  # a job of a version that knew no other
+        return method
+
+    def _way(self, job_dir: Path) -> EnforcementBackend:
+        return self._ways[self._method(job_dir)]
+
+
+def kind_of(gpu: GpuInfo) -> GpuKind:
+    """Return what a GPU is: devices made of cores name them, instances have ids of their own kind."""
+    if gpu.cores or not gpu.visible_env.get("CUDA_VISIBLE_DEVICES"):
+        return "cpu"
+    return "mig" if gpu.gpu_id.startswith("MIG-") else "gpu"
+
+
+def _record(job_dir: Path) -> dict:  # type: ignore[type-arg]
+    return runner.read_json(str(job_dir / RECORD)) or {}

@@ -1,0 +1,153 @@
+"""The MPS daemon of one GPU, kept alive for as long as jobs need it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cotenant.actors.enforcement import mpscontrol
+from cotenant.actors.enforcement.mpscontrol import CONTROL, MpsError
+
+LOOK_S = 5.0  # an answer takes milliseconds; one that takes longer than this is none
+BACKOFF_S = 1.0  # before the second start; doubles with every failure
+MAX_BACKOFF_S = 60.0
+MOST_FAILURES = 5  # in a row: the GPU does without MPS from then on
+LONGEST_TEMP = 60  # a socket's path may have 107 characters
+HEALTHY_S = 300.0  # a daemon that lived this long has not failed in a row
+
+
+class MpsService:
+    """One private daemon for one GPU, in a folder of its own that outlives the host agent.
+
+    Clients of a daemon that died, or of a server with a fault, cannot go on; the daemon is started anew when the next
+    job needs it, after a pause that grows with every failure in a row. Methods may be called from any thread.
+
+    Args:
+        gpu_id: UUID of the GPU.
+        folder: The daemon's folder.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, gpu_id: str, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder = folder
+        self._gpu_id = gpu_id
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lost: dict[int, str] = {}  # daemon -> why its clients cannot go on
+        self._failures = 0
+        self._not_before = 0.0
+        self._started_at: float | None = None
+
+    def missing(self) -> str:
+        """Say why jobs cannot run under MPS on this GPU; empty when they can."""
+        if not any(os.access(f"{part}/{CONTROL}", os.X_OK) for part in os.get_exec_path()):
+            return f"{CONTROL} is not on PATH"
+        if self._failures >= MOST_FAILURES:
+            return f"its daemon failed {self._failures} times in a row"
+        return ""
+
+    def ensure(self) -> int:
+        """Have a daemon that takes clients, and return its process id.
+
+        Raises:
+            MpsError: There is none now; says why, and when the next try makes sense.
+        """
+        with self._lock:
+            daemon = self._daemon()
+            if daemon is not None and not self._examine(daemon):
+                return daemon
+            wait_s = self._not_before - self._clock()
+            if wait_s > 0:
+                raise MpsError(f"{self._why()}; the next try is in {wait_s:.0f} s")
+            return self._start()
+
+    def look(self) -> None:
+        """See how the daemon does; afterwards ``lost`` knows."""
+        with self._lock:
+            daemon = self._daemon()
+            if daemon is not None:
+                self._examine(daemon)
+
+    def lost(self, daemon: int) -> str:
+        """Say why clients of this daemon cannot go on; empty when they can. Asks nobody."""
+        with self._lock:
+            if daemon not in self._lost:
+                running = self._daemon()
+                if running is None:
+                    self._fail(daemon, f"the MPS daemon of {self._gpu_id} died")
+                elif running != daemon:
+                    self._lost[daemon] = f"the MPS daemon of {self._gpu_id} is not the one it ran under"
+            return self._lost.get(daemon, "")
+
+    def stop(self) -> None:
+        """End the daemon. Its clients must have ended before."""
+        with self._lock:
+            self._started_at = None
+            if Path(self.folder).exists():
+                mpscontrol.end_daemon(self.folder)
+
+    def _start(self) -> int:
+        mpscontrol.end_daemon(self.folder)  # what is left of the one before
+        try:
+            make_private(self.folder)
+            mpscontrol.start_daemon(self.folder, self._gpu_id)
+            daemon = self._daemon()
+            if daemon is None:
+                raise MpsError(f"{CONTROL} ended at once; {mpscontrol.log_end(self.folder)}")
+        except (MpsError, OSError) as error:
+            mpscontrol.end_daemon(self.folder)
+            self._fail(None, str(error))
+            raise MpsError(str(error)) from error
+        self._lost.pop(daemon, None)  # a number that has come again
+        self._started_at = self._clock()
+        return daemon
+
+    def _daemon(self) -> int | None:
+        """Return the process id of the daemon while it lives."""
+        return mpscontrol.daemon_process(self.folder)
+
+    def _examine(self, daemon: int) -> str:
+        if daemon in self._lost:
+            return self._lost[daemon]
+        try:
+            fault = mpscontrol.fault(self.folder, LOOK_S)
+        except MpsError as error:
+            fault = f"the MPS daemon of {self._gpu_id} does not answer: {error}"
+        if fault:
+            self._fail(daemon, f"{fault}; {mpscontrol.log_end(self.folder)}")
+        return fault
+
+    def _fail(self, daemon: int | None, why: str) -> None:
+        now = self._clock()
+        lived = self._started_at is not None and now - self._started_at >= HEALTHY_S
+        self._failures = 1 if lived else self._failures + 1
+        self._not_before = now + min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** (self._failures - 1))
+        self._started_at = None
+        self._lost[daemon or 0] = why
+
+    def _why(self) -> str:
+        return list(self._lost.values())[-1] if self._lost else "the MPS daemon does not run"
+
+
+def service_folder(run_dir: Path, gpu_id: str) -> str:
+    """Return the folder of a GPU's daemon: the same after a restart, and short, since sockets lie in it."""
+    key = hashlib.sha256(f"{run_dir}\0{gpu_id}".encode()).hexdigest()[:12]
+    temp = tempfile.gettempdir()
+    return f"{temp if len(temp) <= LONGEST_TEMP else '/tmp'}/ct-mps-{os.getuid()}-{key}"
+
+
+def make_private(folder: str) -> None:
+    """Make the folder, for this user alone.
+
+    Raises:
+        OSError: It cannot be made, or somebody else has made it.
+    """
+    Path(folder).mkdir(mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not a private folder of this user")

@@ -1,0 +1,77 @@
+"""How shares are held: the decision as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.enforcement.choice import GUARANTEES, GpuTraits, choose, choose_pause
+from cotenant.actors.enforcement.host import kind_of
+
+CPU = GpuTraits("cpu-0", "cpu")
+GPU = GpuTraits("GPU-a", "gpu")
+OTHER = GpuTraits("GPU-b", "gpu")
+BARE = GpuTraits("GPU-c", "gpu", mps_missing="nvidia-cuda-mps-control is not on PATH")
+MIG = GpuTraits("MIG-a", "mig")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "isolation", "method", "capped", "reason"),
+    [
+        ([CPU], "none", "cpu", True, "slice of CPU cores"),
+        ([CPU, CPU], "hard", "cpu", True, "slice of CPU cores"),
+        ([MIG], "soft", "mig", True, "the share is the instance"),
+        ([MIG], "hard", "mig", True, "the share is the instance"),
+        ([GPU], "soft", "mps", True, "capped when its processes start"),
+        ([GPU], "none", "mps", False, "without caps"),
+        ([GPU], "hard", "timeslice", False, "nobody else is on its GPUs"),
+        ([GPU, OTHER], "soft", "timeslice", True, "several GPUs"),
+        ([BARE], "soft", "timeslice", True, "no MPS: nvidia-cuda-mps-control is not on PATH"),
+        ([BARE], "none", "timeslice", True, "no MPS"),
+    ],
+)
+def test_every_job_is_held_in_the_way_that_suits_it(gpus, isolation, method, capped, reason):
+    choice = choose(gpus, isolation)
+    assert (choice.method, choice.capped) == (method, capped)
+    assert reason in choice.reason
+    assert GUARANTEES[choice.method]
+
+
+@pytest.mark.parametrize("gpus", [[], [CPU, GPU], [GPU, MIG]])
+def test_gpus_of_several_kinds_are_refused(gpus):
+    with pytest.raises(ValueError, match="give GPUs of one kind"):
+        choose(gpus, "soft")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "method", "name", "why"),
+    [
+        (CPU, "cpu", "signal", "ending it"),
+        (GPU, "mps", "signal", "under MPS"),
+        (MIG, "mig", "signal", "under MIG"),
+        (GPU, "timeslice", "checkpoint", ""),
+        (
+            GpuTraits("GPU-a", "gpu", checkpoint_missing="cuda-core is not installed"),
+            "timeslice",
+            "signal",
+            "cuda-core",
+        ),
+    ],
+)
+def test_a_pause_frees_memory_only_where_the_driver_can(gpu, method, name, why):
+    found, reason = choose_pause([gpu], method)
+    assert found == name
+    assert why in reason if why else not reason
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "visible", "cores", "kind"),
+    [
+        ("cpu-host-0", "", (0,), "cpu"),
+        ("replay-0", "", (), "cpu"),
+        ("GPU-1f", "GPU-1f", (), "gpu"),
+        ("MIG-1f", "MIG-1f", (), "mig"),
+    ],
+)
+def test_what_a_gpu_is_shows_in_what_its_backend_says(gpu_id, visible, cores, kind):
+    assert kind_of(GpuInfo(gpu_id, "type", 0, 1, {"CUDA_VISIBLE_DEVICES": visible}, cores)) == kind
