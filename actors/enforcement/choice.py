@@ -15,8 +15,8 @@ GpuKind = Literal["cpu", "gpu", "mig"]
 GUARANTEES: Mapping[Method, str] = {
     "cpu": "the job runs on the device's cores; its processes are held to their share at optimizer steps",
     "mps": (
-        "the driver refuses memory beyond the limit and more than the capped part of the processors; below that the "
-        "job keeps to its share at optimizer steps. A fatal fault of one job ends all jobs of this GPU that run under MPS"
+        "the driver refuses memory beyond the limit and more than the capped part of the processors; below, the job "
+        "keeps to its share at optimizer steps. A fatal fault of one job ends all jobs of this GPU that run under MPS"
     ),
     "timeslice": (
         "the GPU's own scheduler alternates between jobs; the job is held to its share at optimizer steps, memory by "

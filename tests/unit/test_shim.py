@@ -154,7 +154,7 @@ def test_outside_a_job_it_does_nothing(job):
     ("env", "says"),
     [
         ({"COTENANT_JOB_DIR": "/no/such/directory"}, "No such file or directory"),
-        ({"COTENANT_DEVICE": "cuda"}, "COTENANT_DEVICE: 'cuda' is not accepted"),
+        ({"COTENANT_DEVICE": "tpu"}, "COTENANT_DEVICE: 'tpu' is not accepted"),
         ({"COTENANT_CORES": "0;1"}, "COTENANT_CORES: names 2 devices, the share word has 1"),
         ({"COTENANT_CORES": "first"}, "invalid literal"),
     ],
