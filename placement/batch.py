@@ -242,7 +242,7 @@ class Batch:
         sets = [(self.gpus[key[0]].gpu_type, [each.profile for each in members[key] or ()]) for key in possible]
         self._worth.update(dict.fromkeys(asked, -math.inf))
         for key, predicted in zip(possible, predict_sets(self.predictor, sets), strict=True):
-            self._worth[key] = self._score(self.gpus[key[0]], members[key] or (), predicted, len(key[1]))
+            self._worth[key] = self._score(self.gpus[key[0]], members[key] or (), predicted, key[1])
 
     def _members(self, number: int, crew: _Crew) -> tuple[Resident, ...] | None:
         """Return everybody on the GPU with this crew; None when anything but the interference forbids it."""
@@ -253,17 +253,21 @@ class Batch:
             if basic_error(request, gpu, need) is not None:
                 return None
             gpu = replace(
-                gpu, residents=(*gpu.residents, resident_of(with_hinted_profile(request), Share(gpu.gpu_id, need, 0.0)))
+                gpu,
+                residents=(
+                    *gpu.residents,
+                    resident_of(with_hinted_profile(request), Share(gpu.gpu_id, need, 0.0), gpu.gpu_type),
+                ),
             )
         promised = math.fsum(floor_of(resident.min_compute) for resident in gpu.residents)
         crowded = len(gpu.residents) > self.settings.max_jobs_per_gpu or promised > 1.0 + TOLERANCE
         return None if crew and len(gpu.residents) > 1 and crowded else gpu.residents
 
     def _score(
-        self, gpu: GpuView, members: Sequence[Resident], predicted: Sequence[ThroughputPrediction], newcomers: int
+        self, gpu: GpuView, members: Sequence[Resident], predicted: Sequence[ThroughputPrediction], crew: _Crew
     ) -> float:
         throughputs = [prediction.mid for prediction in predicted]
-        if newcomers and len(members) > 1:
+        if crew and len(members) > 1:
             limits = zip(members, predicted, strict=True)
             confidence = self.settings.confidence
             if any(1.0 / cautious(each, confidence) > member.max_slowdown + TOLERANCE for member, each in limits):
@@ -271,5 +275,5 @@ class Batch:
             if packing_saving(throughputs) <= 0.0:
                 return -math.inf
         bias = self.settings.packing_bias
-        slower = newcomers * (1.0 - bias) * (slowness(gpu.gpu_type, self.settings.speeds) - 1.0)
-        return score(throughputs, bias, [member.weight for member in members]) - slower
+        slower = math.fsum(slowness(gpu.gpu_type, self.jobs[job], self.settings) - 1.0 for job in crew)
+        return score(throughputs, bias, [member.weight for member in members]) - (1.0 - bias) * slower

@@ -266,7 +266,7 @@ def _judged(
     gpus = [fleet[place] for place in places]
     sets = [(gpu.gpu_type, [resident.profile for resident in gpu.residents]) for gpu in gpus]
     now = predict_sets(predictor, sets)
-    then = predict_sets(predictor, [(gpu_type, [*members, request.profile]) for gpu_type, members in sets])
+    then = predict_sets(predictor, [(gpu_type, [*members, request.on(gpu_type)]) for gpu_type, members in sets])
     good: dict[int, Outlook] = {}
     bad: list[FitError] = []
     for place, gpu, before, after in zip(places, gpus, now, then, strict=True):
@@ -303,7 +303,7 @@ def _outlook(
     settings: PlacementSettings,
 ) -> Outlook:
     """Weigh how a shared GPU would do against how it does now."""
-    bias, slower = settings.packing_bias, slowness(gpu.gpu_type, settings.speeds)
+    bias, slower = settings.packing_bias, slowness(gpu.gpu_type, request, settings)
     weights = [resident.weight for resident in gpu.residents]
     then = [prediction.mid for prediction in after]
     now = [prediction.mid for prediction in before]
@@ -317,8 +317,8 @@ def _outlook(
 def _outlook_alone(
     request: Request, gpu_type: str, predictor: InterferencePredictor, settings: PlacementSettings
 ) -> Outlook:
-    slower = slowness(gpu_type, settings.speeds) - 1.0
-    after = predictor.predict([request.profile], gpu_type)
+    slower = slowness(gpu_type, request, settings) - 1.0
+    after = predictor.predict([request.on(gpu_type)], gpu_type)
     return Outlook(after, 0.0, -(1.0 - settings.packing_bias) * slower, slower)
 
 

@@ -12,11 +12,13 @@ two with the ``packing_bias``. Hard limits are checked against ``cautious``, a l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
+from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.types import ThroughputPrediction
+from cotenant.placement.types import Request
 
 LOW_IS_EXCEEDED = 0.9  # predictions give 80 % intervals: n exceeds the low end with this probability
 SLOWEST = 1e-3  # no cautious throughput is below: a slowdown stays a number
@@ -74,13 +76,17 @@ def cautious(prediction: ThroughputPrediction, confidence: float) -> float:
     return min(prediction.mid, max(SLOWEST, n))
 
 
-def slowness(gpu_type: str, speeds: Mapping[str, float]) -> float:
-    """Return how many times longer work takes alone on this GPU type than on the fastest type of the table (>= 1).
+def slowness(gpu_type: str, request: Request, settings: PlacementSettings) -> float:
+    """Return how many times longer the job takes alone on this GPU type than on its fastest (>= 1).
 
     Args:
-        gpu_type: The type; one that is not listed has speed 1.
-        speeds: Relative speed > 0 by GPU type; nothing listed = all alike.
+        gpu_type: The type.
+        request: The job, with its own speeds where they were measured.
+        settings: Speeds of the types otherwise; one that is not listed has speed 1.
     """
+    if request.speeds:
+        return 1.0 / request.speeds.get(gpu_type, 1.0)
+    speeds = settings.speeds
     return max(1.0, *speeds.values()) / speeds.get(gpu_type, 1.0) if speeds else 1.0
 
 

@@ -48,7 +48,7 @@ class Statement:
                 raise ValueError(f"job {request.job_id!r} already holds a share of GPU {share.gpu_id!r}")
             squeezed = {job_id: new for job_id, new in placement.squeezed if new.gpu_id == share.gpu_id}
             residents = tuple(replace(r, share=squeezed.get(r.job_id, r.share)) for r in gpu.residents)
-            changed.append(replace(gpu, residents=(*residents, resident_of(request, share))))
+            changed.append(replace(gpu, residents=(*residents, resident_of(request, share, gpu.gpu_type))))
         self._apply(changed)
 
     def evict(self, job_id: str) -> tuple[Share, ...]:
@@ -90,12 +90,12 @@ class Statement:
                 self._fleet.put(view)
 
 
-def resident_of(request: Request, share: Share) -> Resident:
-    """Return the resident a request becomes once it holds ``share``; its compute hint becomes its guarantee."""
+def resident_of(request: Request, share: Share, gpu_type: str) -> Resident:
+    """Return what a request becomes once it holds ``share`` of such a GPU; its compute hint becomes its guarantee."""
     return Resident(
         job_id=request.job_id,
         share=share,
-        profile=request.profile,
+        profile=request.on(gpu_type),
         max_slowdown=request.max_slowdown,
         exclusive=request.exclusive,
         min_compute=request.compute or 0.0,

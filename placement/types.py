@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from cotenant.forecasting.types import DemandProfile, ThroughputPrediction
@@ -74,6 +74,8 @@ class Request:
         weight: Priority weight (> 0).
         labels: What it belongs to, as "tenant:ml".
         anti_affinity: Labels of jobs that it shares no GPU with; holds both ways.
+        profiles: The demand profile by GPU type, where it was measured on several.
+        speeds: How fast the job is alone by GPU type, relative to its fastest; empty = as the settings say.
     """
 
     job_id: str
@@ -87,6 +89,12 @@ class Request:
     weight: float = 1.0
     labels: frozenset[str] = frozenset()
     anti_affinity: frozenset[str] = frozenset()
+    profiles: Mapping[str, DemandProfile] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)
+
+    def on(self, gpu_type: str) -> DemandProfile:
+        """Return the demand profile on a GPU of this type."""
+        return self.profiles.get(gpu_type, self.profile)
 
 
 FitErrorKind = Literal[

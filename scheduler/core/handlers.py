@@ -262,7 +262,7 @@ def _measured(turn: Turn, measurement: JobMeasurement) -> None:
     if progress is not None:
         state.progress[measurement.job_id] = at_speed(progress, _speed(job, signature, profile), turn.now)
     if profile.source == "history":
-        state.learn(job.spec.fingerprint, profile)
+        state.learn(job.spec.fingerprint, profile, state.gpus[gpu_id].gpu_type)
     if profile != job.profile:
         turn.dirty = turn.dirty or _moves_placement(turn, job.profile, profile)
         state.put(replace(job, profile=profile))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.characterisation.coldstart import Descriptors
 from cotenant.forecasting.types import DemandProfile
@@ -20,13 +23,21 @@ def max_slowdown(hints: Hints, settings: Settings) -> float:
     return settings.placement.default_max_slowdown if hints.max_slowdown is None else hints.max_slowdown
 
 
-def request_of(job: Job, profile: DemandProfile, settings: Settings) -> Request:
+def request_of(
+    job: Job,
+    profile: DemandProfile,
+    settings: Settings,
+    typed: Mapping[str, DemandProfile],
+    gpu_types: Sequence[str],
+) -> Request:
     """Return what a job asks of placement.
 
     Args:
         job: The job; memory learnt from an overrun replaces its hint.
         profile: What is known of its demand.
         settings: The settings in force.
+        typed: What is known of it by GPU type; empty where the cluster has one type.
+        gpu_types: The types of the cluster.
     """
     hints, corrected = job.spec.hints, job.memory_hint_corrected
     group = () if hints.group is None else (f"group:{hints.group}",)
@@ -42,4 +53,34 @@ def request_of(job: Job, profile: DemandProfile, settings: Settings) -> Request:
         weight=share_weight(hints, job.urgency, settings.scheduling),
         labels=frozenset((f"tenant:{hints.tenant}", *group)),
         anti_affinity=frozenset(hints.anti_affinity.split(",") if hints.anti_affinity else ()),
+        profiles=typed,
+        speeds=relative_speeds(typed, gpu_types, settings.placement.speeds),
     )
+
+
+def relative_speeds(
+    typed: Mapping[str, DemandProfile], gpu_types: Sequence[str], usual: Mapping[str, float]
+) -> dict[str, float]:
+    """Return how fast a program is alone by GPU type, relative to its fastest; empty when that was never measured.
+
+    On a type on which it was not measured it counts as much faster or slower than on those on which it was as the
+    types usually are.
+
+    Args:
+        typed: What is known of the program by GPU type.
+        gpu_types: The types of the cluster.
+        usual: Speed by GPU type, as the settings say; 1 for a type that is not listed.
+    """
+    measured = {gpu_type: profile.solo_step_rate for gpu_type, profile in typed.items() if profile.solo_step_rate}
+    if not measured:
+        return {}
+    unit = fmean(rate / usual.get(gpu_type, 1.0) for gpu_type, rate in measured.items())
+    rates = {each: measured.get(each) or unit * usual.get(each, 1.0) for each in gpu_types}
+    fastest = max(rates.values())
+    return {gpu_type: rate / fastest for gpu_type, rate in rates.items()}
+
+
+def keep_longest(profiles: dict[str, DemandProfile], name: str, profile: DemandProfile) -> None:
+    """Keep the profile under this name, as the last one seen, unless a longer observation is known."""
+    known = profiles.pop(name, None)
+    profiles[name] = known if known is not None and known.observed_s > profile.observed_s else profile

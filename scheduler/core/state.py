@@ -29,7 +29,7 @@ from cotenant.scheduler.core.deadlines import remaining_alone_s
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec, JobState, Progress, Reservation
 from cotenant.scheduler.core.models import Models
 from cotenant.scheduler.core.priority import Standing
-from cotenant.scheduler.core.requests import described, max_slowdown, request_of
+from cotenant.scheduler.core.requests import described, keep_longest, max_slowdown, request_of
 from cotenant.scheduler.core.sanity import sound
 
 SCHEMA_VERSION = 1
@@ -96,6 +96,7 @@ class _Record:
     progress: dict[str, Progress] = field(default_factory=dict)
     reservation: Reservation | None = None
     deadlines_seen_at: float = 0.0
+    typed_profiles: dict[str, dict[str, DemandProfile]] = field(default_factory=dict)
 
 
 # The one-element tuple carries the configuration, which a bare dataclass cannot: infinities survive the round trip.
@@ -116,6 +117,7 @@ class State:
         hosts: Known hosts by id.
         gpus: Their GPUs by id.
         profiles: What is known of each fingerprint.
+        typed_profiles: The same by GPU type, of programs that ran while the cluster had several.
         usage: Last measurement by job id and GPU id.
         resize_memory: What resizing remembers, by GPU id.
         reported_at: When each host last reported measurements.
@@ -141,6 +143,7 @@ class State:
     hosts: dict[str, Host] = field(default_factory=dict)
     gpus: dict[str, Gpu] = field(default_factory=dict)
     profiles: dict[str, DemandProfile] = field(default_factory=dict)
+    typed_profiles: dict[str, dict[str, DemandProfile]] = field(default_factory=dict)
     usage: dict[str, dict[str, Usage]] = field(default_factory=dict)
     resize_memory: dict[str, ResizeMemory] = field(default_factory=dict)
     reported_at: dict[str, float] = field(default_factory=dict)
@@ -164,6 +167,7 @@ class State:
     _ended: list[tuple[float, int, str]] = field(default_factory=list)
     _views: dict[str, GpuView] = field(default_factory=dict)
     _gpu_type: str | None = None  # of all GPUs; None = there are several, or none
+    _gpu_types: tuple[str, ...] = ()
     _expectations: dict[tuple[object, ...], DemandProfile] = field(default_factory=dict)
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -222,7 +226,8 @@ class State:
 
     def request_of(self, job: Job) -> Request:
         """Return what the job asks of placement."""
-        return request_of(job, self.profile_of(job), self.settings)
+        typed = {} if job.lease is not None else self.typed_profiles.get(job.spec.fingerprint, {})
+        return request_of(job, self.profile_of(job), self.settings, typed, self._gpu_types)
 
     def standing(self) -> Standing:
         """Return what the order of the queue rests on besides the jobs."""
@@ -321,14 +326,15 @@ class State:
                 self._drop_gpu(gpu.gpu_id)
         self._look_at_gpus()
 
-    def learn(self, fingerprint: str, profile: DemandProfile) -> None:
-        """Keep what a run of this fingerprint showed, unless a longer observation is known."""
-        known = self.profiles.pop(fingerprint, None)
-        if known is not None and known.observed_s > profile.observed_s:
-            profile = known
-        self.profiles[fingerprint] = profile
+    def learn(self, fingerprint: str, profile: DemandProfile, gpu_type: str) -> None:
+        """Keep what a run of this fingerprint showed on such a GPU, unless a longer observation is known."""
+        if len(self._gpu_types) > 1:
+            keep_longest(self.typed_profiles.setdefault(fingerprint, {}), gpu_type, profile)
+        keep_longest(self.profiles, fingerprint, profile)
         if len(self.profiles) > KEPT_FINGERPRINTS:
-            del self.profiles[next(iter(self.profiles))]
+            oldest = next(iter(self.profiles))
+            del self.profiles[oldest]
+            self.typed_profiles.pop(oldest, None)
 
     def set_settings(self, settings: Settings) -> None:
         """Put settings in force."""
@@ -354,6 +360,7 @@ class State:
             hosts=tuple(self.hosts.values()),
             gpus=tuple(self.gpus.values()),
             profiles=self.profiles,
+            typed_profiles=self.typed_profiles,
             usage=self.usage,
             resize_memory=self.resize_memory,
             reported_at=self.reported_at,
@@ -386,6 +393,7 @@ class State:
             hosts={host.host_id: host for host in record.hosts},
             gpus={gpu.gpu_id: gpu for gpu in record.gpus},
             profiles=record.profiles,
+            typed_profiles=record.typed_profiles,
             usage=record.usage,
             resize_memory=record.resize_memory,
             reported_at=record.reported_at,
@@ -460,7 +468,7 @@ class State:
             gpu_type=gpu.gpu_type,
             memory_bytes=gpu.memory_bytes,
             residents=tuple(
-                resident_of(self.request_of(job), share)
+                resident_of(self.request_of(job), share, gpu.gpu_type)
                 for job in self.residents(gpu.gpu_id)
                 if job.lease is not None
                 for share in job.lease.shares
@@ -474,8 +482,8 @@ class State:
         """Bring in line what follows from the GPUs there are."""
         self._views.clear()
         self.fleet = Fleet()  # its numbering follows from the GPUs there are
-        types = {gpu.gpu_type for gpu in self.gpus.values()}
-        self._gpu_type = types.pop() if len(types) == 1 else None
+        self._gpu_types = tuple(dict.fromkeys(gpu.gpu_type for gpu in self.gpus.values()))
+        self._gpu_type = self._gpu_types[0] if len(self._gpu_types) == 1 else None
 
     def _host_of(self, gpu_id: str) -> str | None:
         gpu = self.gpus.get(gpu_id)

@@ -133,7 +133,7 @@ class Turn:
             epoch=job.epoch + 1,
             hosts=hosts,
             not_before=0.0,
-            profile=self.state.profile_of(job),
+            profile=self.state.request_of(job).on(self.state.gpus[shares[0].gpu_id].gpu_type),
         )
         self.state.put(job)
         self._granted[job_id] = reason

@@ -45,7 +45,7 @@ class Sensor:
         self._rng = np.random.default_rng((sensing.seed, 3))
 
     def profile(self, run: Run) -> DemandProfile:
-        """Return what the job would be found to do alone; a utilisation that the trace does not say counts as 1."""
+        """Return what it would be found to do alone on such GPUs; a utilisation the trace does not say counts as 1."""
         job = run.job
         util = min(1.0, self._noisy(1.0 if job.util is None else job.util))
         shared = all(len(self._world.residents[gpu]) > 1 for gpu in run.gpus)
@@ -53,7 +53,7 @@ class Sensor:
             util_mean=util,
             util_p95=min(1.0, util * _P95),
             memory_bytes=job.memory_bytes,
-            solo_step_rate=1.0,
+            solo_step_rate=self._alone(run),  # from so many windows that noise does not count
             observed_s=run.run_s + self._world.now - run.updated,
             source="history",
             from_shared=shared and run.starts == 1 and run.run_s == 0.0,
@@ -100,8 +100,7 @@ class Sensor:
         for place, run in enumerate(present):
             if run.job.gpus > 1:
                 continue
-            alone = self._world.truth.alone(run.job.workload, self._world.gpu_type[gpu], 1)
-            n = min(MOST_THROUGHPUT, max(_LEAST, self._noisy(run.speed / alone)))
+            n = min(MOST_THROUGHPUT, max(_LEAST, self._noisy(run.speed / self._alone(run))))
             others = tuple(profile for other, profile in enumerate(profiles) if other != place)
             low, high = max(_LEAST / 2, n * (1.0 - self.sensing.noise)), n * (1.0 + self.sensing.noise)
             kind = self._world.gpu_type[gpu]
@@ -109,6 +108,10 @@ class Sensor:
                 Observation(kind, profiles[place], others, n, min(n, low), min(MOST_THROUGHPUT, high), seconds)
             )
         return found
+
+    def _alone(self, run: Run) -> float:
+        truth, kinds = self._world.truth, self._world.gpu_type
+        return min(truth.alone(run.job.workload, kinds[gpu], run.job.gpus) for gpu in run.gpus)
 
     def _noisy(self, value: float) -> float:
         return max(_LEAST, value * (1.0 + self.sensing.noise * float(self._rng.standard_normal())))

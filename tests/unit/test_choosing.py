@@ -129,9 +129,23 @@ class TestSpeeds:
         assert where(place(request(util=0.9, max_slowdown=9.0), *cluster, speeds={"V100": 4.0})) == ["slow"]
 
     def test_types_that_are_not_listed_count_one(self) -> None:
-        assert slowness("x", {}) == 1.0
-        assert slowness("x", {"y": 0.5}) == 1.0
-        assert slowness("x", {"y": 2.0}) == 2.0
+        for speeds, slower in (({}, 1.0), ({"y": 0.5}, 1.0), ({"y": 2.0}, 2.0)):
+            assert slowness("x", request(), PlacementSettings(speeds=speeds)) == slower
+
+    def test_what_was_measured_of_the_job_counts_before_what_the_types_usually_do(self) -> None:
+        cluster = [replace(gpu("old"), gpu_type="K80"), replace(gpu("new"), gpu_type="V100")]
+        better_on_old = replace(request(), speeds={"K80": 1.0, "V100": 0.9})
+        assert where(place(request(), *cluster, waiting=1, speeds={"V100": 4.0})) == ["new"]
+        assert where(place(better_on_old, *cluster, waiting=1, speeds={"V100": 4.0})) == ["old"]
+
+    def test_demand_is_that_on_the_type(self) -> None:
+        """On the old type the job fills the GPU, so it does not get along with who is there."""
+        cluster = [
+            replace(gpu("old", resident("a", 0.5, max_slowdown=1.2)), gpu_type="K80"),
+            replace(gpu("new", resident("b", 0.5, max_slowdown=1.2)), gpu_type="V100"),
+        ]
+        asked = replace(request(util=0.3), profiles={"K80": profile(0.9), "V100": profile(0.3)})
+        assert where(place(asked, *cluster)) == ["new"]
 
     @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan")])
     def test_absurd_speeds_are_refused(self, speed: float) -> None:

@@ -77,6 +77,21 @@ class TestMeasurements:
         assert driver.job("a").profile == replace(short, fingerprint="fp-a")
         assert driver.core.state.reported_at == {"h1": driver.now}
 
+    def test_where_gpus_differ_a_program_is_known_by_type(self) -> None:
+        """Measured on both types, twice as fast on the other: a third run of it starts there, with what is known."""
+        other = host("h2")
+        driver = Driver(host("h1"), replace(other, gpus=tuple(replace(gpu, gpu_type="new") for gpu in other.gpus)))
+        driver.run(half("a"), replace(half("a2"), fingerprint="fp-a"))
+        on = {job.lease.shares[0].gpu_id: job.spec.job_id for job in driver.core.state.jobs.values() if job.lease}
+        old, new = profile(util=0.9, rate=1.0), profile(util=0.4, rate=2.0)
+        driver.do(report("h1", measurement(on["h1-0"], "h1-0", old)))
+        driver.do(report("h2", measurement(on["h2-0"], "h2-0", new)))
+        driver.do(*(JobExited(job_id, 1, gpu_id[:2], 0) for gpu_id, job_id in on.items()))
+        driver.submit(replace(half("a3"), fingerprint="fp-a"))
+        job = driver.job("a3")
+        assert job.lease is not None
+        assert (job.lease.shares[0].gpu_id, job.profile) == ("h2-0", replace(new, fingerprint="fp-a"))
+
     def test_a_job_of_a_known_fingerprint_starts_with_its_profile(self) -> None:
         driver = Driver(host(gpus=2))
         driver.run(half("a"))
