@@ -1,0 +1,293 @@
+"""Edges that users of sharing schedulers run into, by name: through the whole core, and through the client, the command
+line and the API where people meet them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import invoke
+from fake_hosts import FakeHost
+from local_client import LocalCotenant
+from scheduling import GIB, Driver, host, profile, settings, spec
+
+from cotenant import cli
+from cotenant.placement.explain import explain
+from cotenant.scheduler.core.events import HostJoined, JobExited, JobSubmitted, StartFailed, Tick
+from cotenant.scheduler.core.model import JobSpec
+
+MIB = 1 << 20
+
+
+def started(driver: Driver) -> Counter[str]:
+    """Jobs per GPU."""
+    leases = [job.lease for job in driver.core.state.jobs.values() if job.lease is not None]
+    return Counter(share.gpu_id for lease in leases for share in lease.shares)
+
+
+def sharing(job_id: str, memory: int, compute: float, **hints: object) -> JobSpec:
+    return spec(job_id, **({"gpu_memory": memory, "compute": compute, "max_slowdown": 100.0} | hints))
+
+
+def test_sixteen_halves_on_eight_gpus() -> None:
+    driver = Driver(host(gpus=8))
+    driver.submit(*(sharing(f"j{number}", GIB, 0.5) for number in range(16)))
+    assert started(driver) == {f"h1-{index}": 2 for index in range(8)}
+    for index in range(8):
+        shares = [resident.share.compute for resident in driver.core.state.view(f"h1-{index}").residents]
+        assert shares == [0.5, 0.5]
+
+
+def test_sixteen_halves_one_after_another_leave_nothing_over() -> None:
+    driver = Driver(host(gpus=8), configured=settings(packing_bias=1.0))
+    for number in range(16):
+        driver.submit(sharing(f"j{number}", GIB, 0.5))
+    assert set(started(driver).values()) == {2}
+
+
+def test_twenty_four_small_memories() -> None:
+    driver = Driver(host(memory=46_068 * MIB), configured=settings(max_jobs_per_gpu=48))
+    driver.submit(*(sharing(f"j{number}", 2000 * MIB, 0.02, max_slowdown=100.0) for number in range(24)))
+    assert started(driver) == {"h1-0": 23}
+    (waiting,) = driver.core.state.queued
+    assert explain(driver.core.state.refused[waiting]) == "1 GPU: 1.9 GiB short"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["a", "b", "c", "host"])))
+@pytest.mark.parametrize("together", [False, True])
+def test_three_halves_of_memory_under_any_interleaving(order: tuple[str, ...], together: bool) -> None:
+    driver = Driver()
+    events = [
+        HostJoined(host(memory=24 * GIB)) if name == "host" else JobSubmitted(sharing(name, 12 * GIB, 0.3))
+        for name in order
+    ]
+    if together:
+        driver.do(*events)
+    else:
+        for event in events:
+            driver.do(event)
+    assert started(driver) == {"h1-0": 2}
+    first, second = [name for name in order if name != "host"][:2]
+    assert {job_id for job_id, job in driver.core.state.jobs.items() if job.lease} == {first, second}
+    driver.do(JobExited(first, 1, "h1", 0))
+    assert started(driver) == {"h1-0": 2}
+
+
+def test_fragments_that_do_not_add_up() -> None:
+    """Two GPUs have 0.6 left each; 0.8 goes to the other node, and waits without one."""
+    driver = Driver(host("h1", gpus=2), configured=settings(packing_bias=0.0))
+    driver.submit(*(sharing(f"r{number}", GIB, 0.4) for number in range(2)))
+    assert set(started(driver).values()) == {1}
+    driver.submit(sharing("x", GIB, 0.8))
+    assert explain(driver.core.state.refused["x"]) == "2 GPUs: compute 0.80 wanted, 0.60 free"
+    driver.do(HostJoined(host("h2")))
+    assert driver.job("x").hosts == ("h2",)
+
+
+def test_four_free_but_at_most_two_on_one_host() -> None:
+    hosts = [host(name, gpus=8) for name in ("h1", "h2", "h3")]
+    driver = Driver(*hosts)
+    for each, count in zip(hosts, (7, 6, 7), strict=True):
+        for number in range(count):
+            driver.submit(replace(spec(f"{each.host_id}-r{number}", isolation="hard"), pinned_host=each.host_id))
+    driver.submit(spec("x", gpus=4, isolation="hard"))
+    told = explain(driver.core.state.refused["x"])
+    assert told.startswith("wants 4 GPUs, 4 free; wants 4 GPUs on one host, at most 2 free on one host")
+    driver.submit(spec("y", gpus=4, isolation="hard", gang="cluster"))
+    assert sorted(driver.job("y").hosts) == ["h1", "h2", "h3"]
+
+
+def test_sixteen_halves_come_and_go_in_any_order_and_never_overfill() -> None:
+    """Every event is checked by the driver: no GPU ever carries more than 1.0."""
+    driver = Driver(host(gpus=8))
+    driver.submit(*(sharing(f"j{number}", GIB, 0.5) for number in range(24)))
+    for number in (3, 9, 0, 15, 7, 12, 1, 5):
+        driver.do(JobExited(f"j{number}", 1, "h1", 0))
+    assert set(started(driver).values()) == {2}
+    assert not driver.core.state.queued
+
+
+def test_one_gpu_serves_its_queue_in_order() -> None:
+    driver = Driver(host())
+    driver.submit(*(spec(f"j{number}", isolation="hard") for number in range(5)))
+    for number in range(5):
+        assert [job.spec.job_id for job in driver.core.state.jobs.values() if job.lease] == [f"j{number}"]
+        driver.do(JobExited(f"j{number}", 1, "h1", 0))
+    assert not driver.core.state.queued
+
+
+@pytest.mark.parametrize(
+    ("hints", "message"),
+    [
+        ({"gpus": 3}, "wants 3 GPUs, at most 2 of this cluster could ever serve it together"),
+        ({"gpus": 2, "gpu_memory": 12 * GIB}, "wants 2 GPUs, at most 1 of this cluster could ever serve it together"),
+        ({"gpu_memory": 17 * GIB}, "2 GPUs: 17.0 GiB of memory wanted, at most 16.0 GiB can be had even when empty"),
+    ],
+)
+def test_jobs_larger_than_the_cluster_end_at_once_and_say_why(hints: dict[str, Any], message: str) -> None:
+    driver = Driver(host("h1", memory=8 * GIB), host("h2", memory=16 * GIB))
+    driver.submit(spec("a", gang="cluster", **hints), spec("b"))
+    assert driver.job("a").not_placeable
+    assert message in driver.job("a").reason
+    assert driver.job("b").lease is not None
+
+
+def test_a_doomed_job_backs_off_while_others_start() -> None:
+    driver = Driver(host())
+    driver.submit(spec("doomed", isolation="hard", priority="high"))
+    driver.submit(spec("other", isolation="hard", priority="low"))
+    tries = 0
+    while driver.state("doomed") != "FAILED":
+        if driver.state("doomed") == "STARTING":
+            tries += 1
+            epoch = driver.job("doomed").epoch
+            driver.do(StartFailed("doomed", epoch, "h1", "no such image", retry=True))
+            assert driver.state("other") in {"STARTING", "RUNNING", "SUCCEEDED"}
+        elif driver.state("other") == "STARTING":
+            driver.do(JobExited("other", 1, "h1", 0))
+        else:
+            driver.do(Tick(), after_s=2.0)
+    assert (tries, driver.state("other")) == (3, "SUCCEEDED")
+
+
+def test_an_empty_cluster_and_a_job_larger_than_the_cluster() -> None:
+    driver = Driver()
+    driver.submit(spec("a", gpus=4096))
+    assert driver.state("a") == "PENDING"
+    driver.do(HostJoined(host()))
+    assert driver.job("a").not_placeable
+
+
+def test_gpus_that_are_all_different() -> None:
+    driver = Driver(*(host(f"h{size}", memory=size * GIB) for size in (4, 8, 16)))
+    for need in (14, 6, 3):
+        driver.submit(spec(f"m{need}", gpu_memory=need * GIB, isolation="hard"))
+    assert {job_id: job.hosts for job_id, job in driver.core.state.jobs.items()} == {
+        "m14": ("h16",),
+        "m6": ("h8",),
+        "m3": ("h4",),
+    }
+
+
+def test_the_same_id_twice_is_one_job() -> None:
+    driver = Driver(host())
+    driver.core.state.learn("fp-a", profile())
+    driver.submit(spec("a"), spec("a"))
+    assert started(driver) == {"h1-0": 1}
+
+
+# -- where people meet them -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LocalCotenant]]:
+    """Start a cotenant with these hosts; the command line talks to it."""
+    begun: list[LocalCotenant] = []
+
+    def begin(*hosts: FakeHost) -> LocalCotenant:
+        begun.append(LocalCotenant(tmp_path, *hosts, settings=settings(max_jobs_per_gpu=48)))
+        monkeypatch.setattr(cli, "_client", lambda address: begun[0].client)
+        return begun[0]
+
+    monkeypatch.chdir(tmp_path)
+    yield begin
+    for each in begun:
+        each.close()
+
+
+def submitted(*hints: str, job_id: str = "j") -> tuple[int, str, str]:
+    return invoke("submit", "--job-id", job_id, *hints, "--", "python", "-c", "pass")
+
+
+def test_an_empty_cluster_keeps_a_job_until_hosts_join(running: Callable[..., LocalCotenant]) -> None:
+    local = running()
+    assert submitted() == (0, "j\n", "")
+    assert "waits: no GPU host is known yet" in invoke("explain", "j")[1]
+    code, out, _ = invoke("plan", "--gpus", "2", "--json")
+    assert (code, json.loads(out)["jobs"][0]["placeable"]) == (0, "later")
+    assert invoke("gpus")[1].startswith("no GPUs")
+    assert local.client.accounts()[0].waiting_jobs == 1
+
+
+def test_a_job_larger_than_the_cluster_is_exit_code_2_and_a_conflict(running: Callable[..., LocalCotenant]) -> None:
+    local = running(FakeHost())
+    code, _, err = submitted("--gpus", "2")
+    assert code == 2
+    assert "not placeable: j: no device of this cluster could ever take it: wants 2 GPUs, at most 1" in err
+    answer = local.http("POST", "/jobs", {"command": ["python", "-c", "pass"], "hints": {"gpu_memory": "9GiB"}})
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:cotenant:problem:not-placeable")
+    assert "9.0 GiB of memory wanted, at most 8.0 GiB can be had even when empty" in answer.json()["detail"]
+
+
+def test_what_fits_runs_and_the_rest_says_why(running: Callable[..., LocalCotenant]) -> None:
+    local = running(FakeHost())
+    for number in range(3):
+        assert submitted("--gpu-memory", "4GiB", "--compute", "0.3", job_id=f"j{number}")[0] == 0
+    local.report()
+    assert [job.state for job in reversed(local.client.jobs())] == ["RUNNING", "RUNNING", "QUEUED"]
+    assert "waits: 1 GPU: 4.0 GiB short" in invoke("explain", "j2")[1]
+    assert "1 GPU: 4.0 GiB short" in local.http("GET", "/jobs/j2/explanation").json()["summary"]
+    plan = local.http("POST", "/plan", {"settings": {"placement": {"max_jobs_per_gpu": 1}}}).json()
+    assert [(job["job_id"], job["before"], job["after"]) for job in plan["affected"]] == [
+        ("j1", "runs", "later"),
+        ("j0", "runs", "later"),
+    ]
+    assert local.client.tuning().placement.max_jobs_per_gpu == 48
+
+
+def test_a_duplicate_id_is_the_same_job_or_a_mistake(running: Callable[..., LocalCotenant]) -> None:
+    local = running(FakeHost())
+    assert submitted()[0] == submitted()[0] == 0
+    code, _, err = invoke("submit", "--job-id", "j", "--", "python", "-c", "another")
+    assert (code, "a job with this id and another command is known" in err) == (1, True)
+    assert len(local.client.jobs()) == 1
+
+
+TRACE = {"job_id": "a", "submit_s": 0.0, "gpus": 1, "duration_s": 60.0, "workload": "x"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"duration_s": 0}, "line 2: duration_s: '0' is not accepted; give a number above 0"),
+        ({"submit_s": -1}, "line 2: submit_s: '-1' is not accepted; give a number of at least 0"),
+        ({"job_id": "a"}, "line 2: job_id: 'a' is not accepted; give an id that line 1 does not have"),
+        ({"job_id": ""}, "line 2: job_id: '' is not accepted; give a value"),
+        ({"gpus": 0}, "line 2: gpus: '0' is not accepted; give a number of at least 1"),
+        ({"wokload": "x"}, "jobs[1]: 'wokload' is not accepted; give only"),
+    ],
+    ids=["zero duration", "negative time", "duplicate id", "no id", "no GPU", "misspelt"],
+)
+def test_trace_rows_that_cannot_be_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    rows = [TRACE, {**TRACE, "job_id": "b", **changes}]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"format": "cotenant-trace", "version": 1, "jobs": rows}))
+    code, out, err = invoke("simulate", str(path), "--gpus", "1", "--out", str(tmp_path / "out"))
+    assert (code, out) == (1, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_trace_row_without_a_model_is_named_where_the_form_needs_one(tmp_path: Path) -> None:
+    path = tmp_path / "week.csv"
+    head = "job_id,user,gpu_num,submit_time,duration,model,batchsize,amp,gpu_util,gmem_util,gmem,estimate_s"
+    path.write_text(f"{head}\n1,u,1,2017-10-01 00:01:00,30,,64,0,10.5,2.0,2050.0,19\n")
+    code, _, err = invoke("simulate", str(path), "--gpus", "1", "--out", str(tmp_path / "out"))
+    assert (code, "line 2: model: '' is not accepted; give a value" in err) == (1, True)
+
+
+@pytest.mark.parametrize("policy", ["cotenant", "fifo", "tiresias", "best-fit"])
+def test_trace_jobs_larger_than_the_cluster_are_left_out_and_the_rest_ends(tmp_path: Path, policy: str) -> None:
+    rows = [TRACE, {**TRACE, "job_id": "b", "gpus": 3}, {**TRACE, "job_id": "c", "memory_bytes": 1 << 50}]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"format": "cotenant-trace", "version": 1, "jobs": rows}))
+    out = tmp_path / "out"
+    code, text, _ = invoke("simulate", str(path), "--gpus", "2", "--policy", policy, "--out", str(out), "--json")
+    (summary,) = json.loads(text)
+    assert (code, summary["jobs"], summary["ended"], summary["unplaceable"]) == (0, 3, 1, 2)
