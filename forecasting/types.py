@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from functools import lru_cache
+from typing import Literal, Protocol, cast, runtime_checkable
 
 from cotenant.forecasting.versions import check_version, restore
 
@@ -321,7 +322,7 @@ def predict_sets(
     Returns:
         Per set one prediction per member, in order; nothing for an empty set.
     """
-    if not isinstance(predictor, BatchInterferencePredictor):
+    if not _batches(type(predictor)):
         return [predictor.predict(members, gpu_type) if members else () for gpu_type, members in sets]
     places: dict[str, list[int]] = {}
     for place, (gpu_type, members) in enumerate(sets):
@@ -329,10 +330,15 @@ def predict_sets(
             places.setdefault(gpu_type, []).append(place)
     found: list[Sequence[ThroughputPrediction]] = [()] * len(sets)
     for gpu_type, mine in places.items():
-        answers = predictor.predict_many([sets[place][1] for place in mine], gpu_type)
+        answers = cast(BatchInterferencePredictor, predictor).predict_many([sets[place][1] for place in mine], gpu_type)
         for place, answer in zip(mine, answers, strict=True):
             found[place] = answer
     return found
+
+
+@lru_cache(maxsize=64)
+def _batches(kind: type) -> bool:
+    return issubclass(kind, BatchInterferencePredictor)  # far too slow to be asked for every prediction
 
 
 class DemandForecaster(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cotenant.placement.constraints import Examined
+from cotenant.placement.constraints import Candidates
 from cotenant.placement.fleet import Fleet, Floats, Integers
 from cotenant.placement.fragmentation import fragments_made
 from cotenant.placement.shares import TOLERANCE
@@ -26,24 +26,24 @@ class _Choice:
     places: list[int]
 
 
-def choose(examined: Examined, request: Request, value: Floats, protect: bool, bias: float) -> list[int] | None:
+def choose(candidates: Candidates, request: Request, value: Floats, protect: bool, bias: float) -> list[int] | None:
     """Return the positions of the best ``request.gpus`` candidates, all on one host if asked; None when too few.
 
     Ranked by: value (less what links between hosts cost), number of residents, fragments made, memory left, position.
 
     Args:
-        examined: The candidates.
+        candidates: The GPUs that may take it.
         request: What the job asks.
-        value: What each candidate is worth, in the order of ``examined.places``.
+        value: What each candidate is worth, in order.
         protect: Of equally good GPUs the one with fewer residents, instead of more.
         bias: Packing bias: how little slow links count.
     """
-    fleet, places = examined.fleet, examined.places
+    fleet, places = candidates.fleet, candidates.places
     if len(places) < request.gpus:
         return None
     if request.gpus == len(places) == 1:
         return [int(places[0])]
-    needs = examined.needs[places]
+    needs = candidates.needs
     crowd = fleet.crowd[places] if protect else -fleet.crowd[places]
     table = np.stack(
         [

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.profiles import from_hints
-from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction, predict_sets
-from cotenant.placement.fleet import Flags, Fleet, Floats, Integers
-from cotenant.placement.objective import cautious, packing_saving, score, slowness
+from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction
+from cotenant.placement.fleet import Flags, Fleet, Floats, Integers, Part, part_of
+from cotenant.placement.objective import slowness
+from cotenant.placement.prospects import Prospect
 from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_need, memory_needs
 from cotenant.placement.types import FitError, FitErrorKind, GpuView, NoFit, Request, Resident
 
 NEVER: frozenset[FitErrorKind] = frozenset({"memory_never", "instance"})
 MOST_PREDICTED = 128  # shared GPUs that one decision looks at closely: predicting thousands would take too long
+
+_NONE: Integers = np.zeros(0, dtype=np.int64)
+_NOTHING: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +41,190 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
-    """The GPUs that may take a job, and why the others may not.
+class Candidates:
+    """GPUs that may take a job, in order.
 
     Attributes:
         fleet: All GPUs.
-        places: Positions of those that may take it, ascending, shape (candidates,).
-        needs: Memory the job would reserve on each GPU of the fleet, bytes.
-        gain: ``Outlook.gain`` of each candidate.
-        harm: ``Outlook.harm`` of each candidate.
-        shared: What is predicted for each shared GPU that may take it, by position.
-        alone: What is predicted for an empty GPU, by number of its type.
-        errors: Why the others may not, one per kind of reason.
-        possible: Whether each GPU of the fleet could take the job if it were empty and available.
+        places: Their positions, ascending, shape (candidates,).
+        needs: Memory the job would reserve on each, bytes.
+        gain: ``Outlook.gain`` of each.
+        harm: ``Outlook.harm`` of each.
     """
 
     fleet: Fleet
-    places: Integers
-    needs: Integers
-    gain: Floats
-    harm: Floats
-    shared: Mapping[int, Outlook]
-    alone: Mapping[int, Outlook]
-    errors: Sequence[FitError]
-    possible: Flags
+    places: Integers = field(default_factory=lambda: _NONE)
+    needs: Integers = field(default_factory=lambda: _NONE)
+    gain: Floats = field(default_factory=lambda: _NOTHING)
+    harm: Floats = field(default_factory=lambda: _NOTHING)
 
-    @property
-    def empty(self) -> Flags:
-        """Which candidates carry nobody."""
-        nobody: Flags = self.fleet.crowd[self.places] == 0
-        return nobody
+    def only(self, keep: Flags) -> Candidates:
+        """Return those for which ``keep`` holds."""
+        return Candidates(self.fleet, self.places[keep], self.needs[keep], self.gain[keep], self.harm[keep])
+
+    def joined(self, other: Candidates) -> Candidates:
+        """Return these and others of the same fleet, in order."""
+        places = np.concatenate([self.places, other.places])
+        order = np.argsort(places, kind="stable")
+        return Candidates(
+            self.fleet,
+            places[order],
+            np.concatenate([self.needs, other.needs])[order],
+            np.concatenate([self.gain, other.gain])[order],
+            np.concatenate([self.harm, other.harm])[order],
+        )
+
+
+class Examination:
+    """Looks for GPUs that may take one job, the cheap questions first: interference is predicted only when asked for.
+
+    Args:
+        request: What the job asks.
+        gpus: The GPUs.
+        predictor: Predicts how jobs on one GPU slow each other down.
+        settings: How jobs are packed.
+        most_jobs: Most jobs on a GPU; None = as the settings say.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        gpus: Sequence[GpuView],
+        predictor: InterferencePredictor,
+        settings: PlacementSettings,
+        most_jobs: int | None = None,
+    ) -> None:
+        self.request, self._part = request, part_of(gpus)
+        self.fleet, places = self._part.fleet, self._part.places
+        self._predictor, self._settings = predictor, settings
+        self._limit = settings.max_jobs_per_gpu if most_jobs is None else most_jobs
+        self._needs = memory_needs(request, self.fleet.capacity[self._part.rows], settings.memory_margin)
+        self._prospects: dict[int, Prospect] = {}
+        self._alone: dict[int, Outlook] = {}
+        fits, busy = self._screen(), self.fleet.crowd[self._part.rows] > 0
+        self._empty, self._crowded = places[fits & ~busy], places[fits & busy]
+
+    def empty(self) -> Candidates:
+        """Return the GPUs that carry nobody and may take the job."""
+        fleet, settings, places = self.fleet, self._settings, self._empty
+        gain, harm = np.zeros(len(places)), np.zeros(len(places))
+        kinds = fleet.kind[places]
+        for kind in np.unique(kinds).tolist() if len(places) else ():
+            slower = slowness(fleet.kinds[kind], self.request, settings) - 1.0
+            after = self._predictor.predict([self.request.on(fleet.kinds[kind])], fleet.kinds[kind])
+            outlook = self._alone[kind] = Outlook(after, 0.0, -(1.0 - settings.packing_bias) * slower, slower)
+            gain[kinds == kind], harm[kinds == kind] = outlook.gain, outlook.harm
+        return Candidates(fleet, places, self._needs_at(places), gain, harm)
+
+    def shared(self) -> Candidates:
+        """Return the GPUs that carry somebody and may take the job.
+
+        Only the ``MOST_PREDICTED`` least used of those are looked at where everything but the interference fits.
+        """
+        close = self._close()
+        views, settings = self.fleet.views, self._settings
+        found = self.fleet.prospects.of(self.request, close, views, self._predictor, settings)
+        self._prospects = dict(zip(close, found, strict=True))
+        good = [place for place, prospect in self._prospects.items() if prospect.error is None]
+        outlooks = [self.outlook(place) for place in good]
+        places = np.array(good, dtype=np.int64)
+        gain, harm = np.array([each.gain for each in outlooks]), np.array([each.harm for each in outlooks])
+        return Candidates(self.fleet, places, self._needs_at(places), gain, harm)
 
     def outlook(self, place: int) -> Outlook:
-        """Return what is predicted for the candidate at this position of the fleet."""
-        found = self.shared.get(place)
-        return self.alone[int(self.fleet.kind[place])] if found is None else found
+        """Return what is predicted for a candidate, by its position."""
+        prospect = self._prospects.get(place)
+        if prospect is None:
+            return self._alone[int(self.fleet.kind[place])]
+        weight, bias = self.request.weight, self._settings.packing_bias
+        slower = slowness(self.fleet.views[place].gpu_type, self.request, self._settings)
+        gain = prospect.gain(weight, bias) - (1.0 - bias) * (slower - 1.0)
+        harm = slower * (1.0 + prospect.own) - 1.0 + prospect.grown / weight
+        return Outlook(prospect.after, prospect.saving, gain, harm)
+
+    def refusal(self, usable: Candidates) -> NoFit:
+        """Return the refusal, once these were found to be all that may take the job, and too few."""
+        needs, capacity = self._needs, self.fleet.capacity[self._part.rows]
+        errors = [*self._screening_errors(), *folded(p.error for p in self._prospects.values() if p.error is not None)]
+        if len(self._prospects) < len(self._crowded):
+            errors.append(FitError("not_tried", None, count=len(self._crowded) - len(self._prospects)))
+        possible = (needs <= capacity) | (capacity == 0)
+        if self.request.gpus > 1:
+            possible &= ~self.fleet.instance[self._part.rows]
+        return refuse(self.request, self._part, errors, usable.places, self._part.places[possible])
+
+    def _needs_at(self, places: Integers) -> Integers:
+        """Return the memory the job would reserve on the GPUs at these positions of the fleet."""
+        return memory_needs(self.request, self.fleet.capacity[places], self._settings.memory_margin)
+
+    def _screen(self) -> Flags:
+        """Return where everything but the interference lets the job in."""
+        fleet, request, rows = self.fleet, self.request, self._part.rows
+        crowd = fleet.crowd[rows]
+        joins = (crowd < self._limit) & (fleet.observed_s[rows] >= self._settings.profile_s)
+        joins &= fleet.reservable[rows] + TOLERANCE >= (request.compute or FLOOR)
+        if request.exclusive or request.profile.source == "unknown":
+            joins[:] = False
+        apart = self._apart()
+        if apart is not None:
+            joins &= ~apart
+        open_ = fleet.schedulable[rows] & ~fleet.exclusive[rows] & (self._needs <= fleet.free[rows])
+        if request.gpus > 1:
+            open_ &= ~fleet.instance[rows]
+        fits: Flags = open_ & (joins | (crowd == 0))
+        return fits
+
+    def _screening_errors(self) -> list[FitError]:
+        """Return the first reason against each GPU that is none of the interference, one error per kind."""
+        request, fleet, needs, settings = self.request, self.fleet, self._needs, self._settings
+        rows, wanted = self._part.rows, request.compute or FLOOR
+        capacity, free, crowd = fleet.capacity[rows], fleet.free[rows], fleet.crowd[rows]
+        reservable, busy = fleet.reservable[rows], crowd > 0
+        tests: list[tuple[FitErrorKind, Flags, Integers | Floats | float | None, Integers | Floats | float | None]] = [
+            ("memory_never", (needs > capacity) & (capacity > 0), needs, capacity),
+            ("not_schedulable", ~fleet.schedulable[rows], None, None),
+            ("exclusive_resident", fleet.exclusive[rows], None, None),
+            ("memory_short", needs > free, needs, free),
+            ("share_limit", busy & (crowd >= self._limit), crowd + 1, float(self._limit)),
+            ("unprofiled_resident", fleet.observed_s[rows] < settings.profile_s, None, None),
+            ("compute_short", busy & (wanted > reservable + TOLERANCE), wanted, reservable),
+        ]
+        if request.exclusive:
+            tests.insert(3, ("exclusive_wanted", busy, None, None))
+        apart = self._apart()
+        if apart is not None:
+            tests.insert(3, ("anti_affinity", apart, None, None))
+        if request.gpus > 1:
+            tests.insert(1, ("instance", fleet.instance[rows], None, None))
+        if request.profile.source == "unknown":
+            tests.insert(-2, ("unprofiled_self", busy, None, None))
+        left = np.ones(len(self._part), dtype=np.bool_)
+        errors: list[FitError] = []
+        for kind, fails, needed, available in tests:
+            failing = left & fails
+            if np.count_nonzero(failing):  # several times as fast as any()
+                left &= ~failing
+                errors.append(_error(kind, self._part, np.flatnonzero(failing), needed, available))
+        return errors
+
+    def _apart(self) -> Flags | None:
+        """Return where the job or a resident keeps the two apart; None when nobody says anything of the kind."""
+        fleet, rows = self.fleet, self._part.rows
+        asked = np.flatnonzero(fleet.crowd[rows] > 0 if self.request.anti_affinity else fleet.particular[rows])
+        if not len(asked):
+            return None
+        apart = np.zeros(len(self._part), dtype=np.bool_)
+        apart[[place for place in asked.tolist() if kept_apart(self.request, self._part[place].residents)]] = True
+        return apart
+
+    def _close(self) -> list[int]:
+        """Return the shared GPUs that are looked at closely: those whose residents use the GPU least, ascending."""
+        places, most = self._crowded, max(MOST_PREDICTED, 4 * self.request.gpus)
+        if len(places) > most:
+            used = np.minimum(self.fleet.util[places] * 1000.0, 32767.0).astype(np.int16)  # sorted in linear time
+            places = np.sort(places[np.argsort(used, kind="stable")[:most]])
+        found: list[int] = places.tolist()
+        return found
 
 
 def with_hinted_profile(request: Request) -> Request:
@@ -117,117 +270,23 @@ def _closed(request: Request, gpu: GpuView) -> FitErrorKind | None:
     return next((kind for kind, holds in checks if holds), None)
 
 
-def examine(
-    request: Request,
-    fleet: Fleet,
-    predictor: InterferencePredictor,
-    settings: PlacementSettings,
-    most_jobs: int | None = None,
-) -> Examined:
-    """Return which GPUs may take the job and what would happen there, and why each other one may not.
-
-    Cheap checks come first, over all GPUs at once. The interference is predicted only where everything else fits: for
-    one empty GPU of each type, and for the ``MOST_PREDICTED`` least used of the shared ones.
-
-    Args:
-        request: What the job asks.
-        fleet: All GPUs.
-        predictor: Predicts how jobs on one GPU slow each other down.
-        settings: How jobs are packed.
-        most_jobs: Most jobs on a GPU; None = as the settings say.
-    """
-    needs = memory_needs(request, fleet.capacity, settings.memory_margin)
-    limit = settings.max_jobs_per_gpu if most_jobs is None else most_jobs
-    fits, errors = _screened(request, fleet, needs, limit, settings)
-    possible = (needs <= fleet.capacity) | (fleet.capacity == 0)
-    if request.gpus > 1:
-        possible &= ~fleet.instance
-    if not np.count_nonzero(fits):
-        return Examined(
-            fleet, np.array([], dtype=np.int64), needs, np.array([]), np.array([]), {}, {}, errors, possible
-        )
-    crowded = np.flatnonzero(fits & (fleet.crowd > 0))
-    close = _least_used(fleet, crowded, max(MOST_PREDICTED, 4 * request.gpus))
-    shared, refused = _judged(request, fleet, close, predictor, settings)
-    errors.extend(folded(refused))
-    if len(close) < len(crowded):
-        errors.append(FitError("not_tried", None, count=len(crowded) - len(close)))
-    empty = np.flatnonzero(fits & (fleet.crowd == 0))
-    alone = {
-        kind: _outlook_alone(request, fleet.kinds[kind], predictor, settings)
-        for kind in (np.unique(fleet.kind[empty]).tolist() if len(empty) else ())
-    }
-    gain, harm = np.zeros(len(fleet)), np.zeros(len(fleet))
-    for kind, outlook in alone.items():
-        mine = empty[fleet.kind[empty] == kind]
-        gain[mine], harm[mine] = outlook.gain, outlook.harm
-    for place, outlook in shared.items():
-        gain[place], harm[place] = outlook.gain, outlook.harm
-    places = np.sort(np.concatenate([empty, np.fromiter(shared, dtype=np.int64, count=len(shared))]))
-    return Examined(fleet, places, needs, gain[places], harm[places], shared, alone, errors, possible)
-
-
-def _screened(
-    request: Request, fleet: Fleet, needs: Integers, limit: int, settings: PlacementSettings
-) -> tuple[Flags, list[FitError]]:
-    """Return where everything but the interference lets the job in, and the first reason against each other GPU."""
-    wanted = request.compute or FLOOR
-    busy = fleet.crowd > 0
-    tests: list[tuple[FitErrorKind, Flags, Integers | Floats | float | None, Integers | Floats | float | None]] = [
-        ("memory_never", (needs > fleet.capacity) & (fleet.capacity > 0), needs, fleet.capacity),
-        ("not_schedulable", ~fleet.schedulable, None, None),
-        ("exclusive_resident", fleet.exclusive, None, None),
-        ("memory_short", needs > fleet.free, needs, fleet.free),
-        ("share_limit", busy & (fleet.crowd >= limit), fleet.crowd + 1, float(limit)),
-        ("unprofiled_resident", fleet.observed_s < settings.profile_s, None, None),
-        ("compute_short", busy & (wanted > fleet.reservable + TOLERANCE), wanted, fleet.reservable),
-    ]
-    if request.exclusive:
-        tests.insert(3, ("exclusive_wanted", busy, None, None))
-    apart = _apart(request, fleet)
-    if apart is not None:
-        tests.insert(3, ("anti_affinity", apart, None, None))
-    if request.gpus > 1:
-        tests.insert(1, ("instance", fleet.instance, None, None))
-    if request.profile.source == "unknown":
-        tests.insert(-2, ("unprofiled_self", busy, None, None))
-    fits = np.ones(len(fleet), dtype=np.bool_)
-    errors: list[FitError] = []
-    for kind, fails, needed, available in tests:
-        failing = fits & fails
-        if np.count_nonzero(failing):  # several times as fast as any()
-            fits &= ~failing
-            errors.append(_error(kind, fleet, np.flatnonzero(failing), needed, available))
-    return fits, errors
-
-
-def _apart(request: Request, fleet: Fleet) -> Flags | None:
-    """Return where the job or a resident keeps the two apart; None when nobody says anything of the kind."""
-    asked = np.flatnonzero(fleet.crowd > 0 if request.anti_affinity else fleet.particular)
-    if not len(asked):
-        return None
-    apart = np.zeros(len(fleet), dtype=np.bool_)
-    apart[[place for place in asked.tolist() if kept_apart(request, fleet[place].residents)]] = True
-    return apart
-
-
 def _error(
     kind: FitErrorKind,
-    fleet: Fleet,
+    gpus: Part,
     places: Integers,
     needed: Integers | Floats | float | None,
     available: Integers | Floats | float | None,
 ) -> FitError:
-    """Return one error for these GPUs, with the numbers of the one nearest to fitting."""
+    """Return one error for these of the GPUs, with the numbers of the one nearest to fitting."""
     never = kind in NEVER
     if needed is None or available is None:
-        return FitError(kind, fleet[int(places[0])].gpu_id, never=never, count=len(places))
+        return FitError(kind, gpus[int(places[0])].gpu_id, never=never, count=len(places))
     asked = needed[places] if isinstance(needed, np.ndarray) else np.full(len(places), needed)
     there = available[places] if isinstance(available, np.ndarray) else np.full(len(places), available)
     near = int(np.abs(asked - there).argmin())
     varies = bool(np.count_nonzero(asked != asked[0]) or np.count_nonzero(there != there[0]))
     numbers = asked[near].item(), there[near].item()
-    return FitError(kind, fleet[int(places[near])].gpu_id, *numbers, never, count=len(places), varies=varies)
+    return FitError(kind, gpus[int(places[near])].gpu_id, *numbers, never, count=len(places), varies=varies)
 
 
 def folded(errors: Iterable[FitError]) -> list[FitError]:
@@ -246,83 +305,7 @@ def _folded(group: Sequence[FitError]) -> FitError:
     )
 
 
-def _least_used(fleet: Fleet, places: Integers, most: int) -> list[int]:
-    """Return at most so many of these positions, ascending: those whose residents use the GPU least."""
-    if len(places) > most:
-        used = np.minimum(fleet.util[places] * 1000.0, 32767.0).astype(np.int16)  # whole numbers sort in linear time
-        places = np.sort(places[np.argsort(used, kind="stable")[:most]])
-    found: list[int] = places.tolist()
-    return found
-
-
-def _judged(
-    request: Request,
-    fleet: Fleet,
-    places: Sequence[int],
-    predictor: InterferencePredictor,
-    settings: PlacementSettings,
-) -> tuple[dict[int, Outlook], list[FitError]]:
-    """Predict what the job would do on each of these shared GPUs; return what may be, and why the rest may not."""
-    gpus = [fleet[place] for place in places]
-    sets = [(gpu.gpu_type, [resident.profile for resident in gpu.residents]) for gpu in gpus]
-    now = predict_sets(predictor, sets)
-    then = predict_sets(predictor, [(gpu_type, [*members, request.on(gpu_type)]) for gpu_type, members in sets])
-    good: dict[int, Outlook] = {}
-    bad: list[FitError] = []
-    for place, gpu, before, after in zip(places, gpus, now, then, strict=True):
-        error = _slowdown_error(request, gpu, after, settings.confidence)
-        if error is None:
-            good[place] = _outlook(request, gpu, before, after, settings)
-        else:
-            bad.append(error)
-    return good, bad
-
-
-def _slowdown_error(
-    request: Request, gpu: GpuView, after: Sequence[ThroughputPrediction], confidence: float
-) -> FitError | None:
-    """Check every affected job's predicted slowdown, at this confidence, against its limit."""
-    own = 1.0 / cautious(after[-1], confidence)
-    if own > request.max_slowdown + TOLERANCE:
-        return FitError("slowdown_self", gpu.gpu_id, own, request.max_slowdown)
-    for resident, prediction in zip(gpu.residents, after, strict=False):
-        slowdown = 1.0 / cautious(prediction, confidence)
-        if slowdown > resident.max_slowdown + TOLERANCE:
-            return FitError("slowdown_neighbour", gpu.gpu_id, slowdown, resident.max_slowdown)
-    saving = packing_saving([prediction.mid for prediction in after])
-    if saving <= 0.0:  # one after the other would be faster, whatever slowdown the users accept
-        return FitError("no_saving", gpu.gpu_id, 0.0, saving)
-    return None
-
-
-def _outlook(
-    request: Request,
-    gpu: GpuView,
-    before: Sequence[ThroughputPrediction],
-    after: Sequence[ThroughputPrediction],
-    settings: PlacementSettings,
-) -> Outlook:
-    """Weigh how a shared GPU would do against how it does now."""
-    bias, slower = settings.packing_bias, slowness(gpu.gpu_type, request, settings)
-    weights = [resident.weight for resident in gpu.residents]
-    then = [prediction.mid for prediction in after]
-    now = [prediction.mid for prediction in before]
-    gain = score(then, bias, [*weights, request.weight]) - score(now, bias, weights)
-    harm = slower / then[-1] - 1.0
-    for weight, old, new in zip(weights, now, then, strict=False):
-        harm += weight / request.weight * (1.0 / new - 1.0 / old)
-    return Outlook(after, packing_saving(then), gain - (1.0 - bias) * (slower - 1.0), harm)
-
-
-def _outlook_alone(
-    request: Request, gpu_type: str, predictor: InterferencePredictor, settings: PlacementSettings
-) -> Outlook:
-    slower = slowness(gpu_type, request, settings) - 1.0
-    after = predictor.predict([request.on(gpu_type)], gpu_type)
-    return Outlook(after, 0.0, -(1.0 - settings.packing_bias) * slower, slower)
-
-
-def refuse(request: Request, fleet: Fleet, errors: Sequence[FitError], usable: Integers, possible: Flags) -> NoFit:
+def refuse(request: Request, gpus: Part, errors: Sequence[FitError], usable: Integers, possible: Integers) -> NoFit:
     """Return the refusal, having decided whether waiting can help.
 
     Waiting helps when the same GPUs, all empty and all usable again, could take the job. A cluster without a single GPU
@@ -330,17 +313,17 @@ def refuse(request: Request, fleet: Fleet, errors: Sequence[FitError], usable: I
 
     Args:
         request: What was asked.
-        fleet: All GPUs.
+        gpus: The GPUs it asked about.
         errors: Why GPUs cannot take the job now, one error per kind.
         usable: Positions of the GPUs that could take one share of it now.
-        possible: Whether each GPU could take one share of it if it were empty and available.
+        possible: Positions of those that could if they were empty and available.
     """
-    able, now = fleet.host[possible], fleet.host[usable]
-    never = len(fleet) > 0 and _most(able, request.one_host) < request.gpus
+    able, now = gpus.fleet.host[possible], gpus.fleet.host[usable]
+    never = len(gpus) > 0 and _most(able, request.one_host) < request.gpus
     summary: list[FitError] = []
-    if never and (len(able) > 0 or len(fleet) < request.gpus):
+    if never and (len(able) > 0 or len(gpus) < request.gpus):
         summary.append(FitError("gpus_never", None, request.gpus, _most(able, request.one_host), never=True))
-    elif not never and (len(now) or request.gpus > 1 or not len(fleet)):
+    elif not never and (len(now) or request.gpus > 1 or not len(gpus)):
         summary.append(FitError("too_few_gpus", None, request.gpus, len(now)))
         if request.one_host and len(now) >= request.gpus:
             summary.append(FitError("too_few_on_host", None, request.gpus, _most(now, one_host=True)))

@@ -11,10 +11,10 @@ import numpy as np
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction
 from cotenant.placement.choosing import choose
-from cotenant.placement.constraints import Examined, basic_error, examine, folded, refuse, with_hinted_profile
-from cotenant.placement.fleet import fleet_of
+from cotenant.placement.constraints import Candidates, Examination, basic_error, folded, refuse, with_hinted_profile
+from cotenant.placement.fleet import part_of
 from cotenant.placement.objective import packing_saving, score
-from cotenant.placement.shares import TOLERANCE, first_shares, free_memory, round_down
+from cotenant.placement.shares import TOLERANCE, first_shares, free_memory, memory_need, round_down
 from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request, Share
 
 
@@ -39,7 +39,8 @@ class PlacementPolicy(Protocol):
 
         Args:
             request: What the job asks.
-            gpus: Every GPU of the cluster with what it carries now, also those that take nothing new.
+            gpus: Every GPU of the cluster with what it carries now, also those that take nothing new; or a part of them
+                that alone is to be looked at.
             predictor: Predicts how jobs on one GPU slow each other down.
             settings: How jobs are packed.
             waiting_gpus: Number of GPUs all waiting jobs ask for together, this job included (>= request.gpus).
@@ -67,29 +68,32 @@ class Cotenant:
     ) -> Placement | NoFit:
         """See ``PlacementPolicy.place``."""
         request = with_hinted_profile(request)
-        examined = examine(request, fleet_of(gpus), predictor, settings)
-        chosen: list[int] | None = None
-        bias, empty = settings.packing_bias, examined.empty
-        if bias < 1.0 and max(waiting_gpus, request.gpus) <= int(empty.sum()):
-            gentle = _gentle(examined)
+        looked = Examination(request, gpus, predictor, settings)
+        bias, empty = settings.packing_bias, looked.empty()
+        every: Candidates | None = None
+        if bias < 1.0 and max(waiting_gpus, request.gpus) <= len(empty.places):
+            gentle = empty
+            if empty.harm.min() > TOLERANCE:
+                every = empty.joined(looked.shared())
+                gentle = _gentle(every, float(empty.harm.min()))
             chosen = choose(gentle, request, -gentle.harm, protect=True, bias=bias)
-            why = "an empty GPU for everybody who waits"
+            if chosen is not None:
+                return _placement(looked, chosen, settings, "an empty GPU for everybody who waits")
+        if every is None:
+            every = empty.joined(looked.shared())
+        chosen = choose(every, request, every.gain, protect=False, bias=bias)
         if chosen is None:
-            chosen = choose(examined, request, examined.gain, protect=False, bias=bias)
-            why = "no neighbour would gain more than it costs"
-        if chosen is None:
-            return refuse(request, examined.fleet, examined.errors, examined.places, examined.possible)
-        return _placement(request, examined, chosen, why)
+            return looked.refusal(every)
+        return _placement(looked, chosen, settings, "no neighbour would gain more than it costs")
 
 
-def _gentle(examined: Examined) -> Examined:
+def _gentle(every: Candidates, least: float) -> Candidates:
     """Return the candidates that count while there are enough empty GPUs, since nobody is to be slowed down.
 
     A shared GPU is one of them only when, being of a faster type, it serves the job better than any empty one even
-    with what the neighbours lose.
+    with what the neighbours lose: an empty one costs the job ``least``, against the fastest type.
     """
-    keep = examined.empty | (examined.harm < examined.harm[examined.empty].min() - TOLERANCE)
-    return replace(examined, places=examined.places[keep], gain=examined.gain[keep], harm=examined.harm[keep])
+    return every.only((every.fleet.crowd[every.places] == 0) | (every.harm < least - TOLERANCE))
 
 
 class Exclusive:
@@ -107,11 +111,12 @@ class Exclusive:
         waiting_gpus: int,
     ) -> Placement | NoFit:
         """See ``PlacementPolicy.place``."""
-        examined = examine(request, fleet_of(gpus), predictor, settings, most_jobs=1)
-        chosen = choose(examined, request, examined.gain, protect=True, bias=settings.packing_bias)
+        looked = Examination(request, gpus, predictor, settings, most_jobs=1)
+        empty = looked.empty()
+        chosen = choose(empty, request, empty.gain, protect=True, bias=settings.packing_bias)
         if chosen is None:
-            return refuse(request, examined.fleet, examined.errors, examined.places, examined.possible)
-        return _placement(request, examined, chosen, "the policy gives every job whole GPUs", whole=True)
+            return looked.refusal(empty)
+        return _placement(looked, chosen, settings, "the policy gives every job whole GPUs", whole=True)
 
 
 class Static:
@@ -136,9 +141,11 @@ class Static:
         free = [place for place, error in enumerate(errors) if error is None]
         chosen = _first_fit([gpus[place] for place in free], request)
         if chosen is None:
+            part = part_of(gpus)
             possible = np.array([error is None or not error.never for error in errors], dtype=np.bool_)
             why_not = folded(error for error in errors if error is not None)
-            return refuse(request, fleet_of(gpus), why_not, np.array(free, dtype=np.int64), possible)
+            usable = part.places[np.array(free, dtype=np.int64)]
+            return refuse(request, part, why_not, usable, part.places[possible])
         return self._grant(request, chosen, predictor, settings)
 
     @staticmethod
@@ -220,16 +227,18 @@ def _first_fit(gpus: Iterable[GpuView], request: Request) -> list[GpuView] | Non
 
 
 def _placement(
-    request: Request, examined: Examined, chosen: Sequence[int], why_alone: str, *, whole: bool = False
+    looked: Examination, chosen: Sequence[int], settings: PlacementSettings, why_alone: str, *, whole: bool = False
 ) -> Placement:
     """Return the placement on the GPUs at these positions; with ``whole`` it gets all of their memory."""
     shares: list[Share] = []
     squeezed: list[tuple[str, Share]] = []
     predicted: dict[str, ThroughputPrediction] = {}
-    outlooks = [examined.outlook(place) for place in chosen]
-    gpus = [examined.fleet[place] for place in chosen]
-    for place, gpu, outlook in zip(chosen, gpus, outlooks, strict=True):
-        share, giving = first_shares(gpu, request, gpu.memory_bytes if whole else int(examined.needs[place]))
+    request = looked.request
+    outlooks = [looked.outlook(place) for place in chosen]
+    gpus = [looked.fleet.views[place] for place in chosen]
+    for gpu, outlook in zip(gpus, outlooks, strict=True):
+        memory = gpu.memory_bytes if whole else memory_need(request, gpu, settings.memory_margin)
+        share, giving = first_shares(gpu, request, memory)
         shares.append(share)
         squeezed.extend(giving)
         names = [*(resident.job_id for resident in gpu.residents), request.job_id]

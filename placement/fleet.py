@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.placement.prospects import Prospects
 from cotenant.placement.shares import free_memory, reservable_compute
-from cotenant.placement.types import GpuView
+from cotenant.placement.types import GpuView, Resident
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -40,6 +42,9 @@ class Fleet(Sequence[GpuView]):
         island: Number of the host's group of linked GPUs.
         kind: Number of the GPU type, an index of ``kinds``.
         kinds: The GPU types.
+        idle: By number of the host, how many of its GPUs carry nobody and take newcomers.
+        everywhere: All positions.
+        prospects: What is predicted for jobs on shared GPUs.
     """
 
     def __init__(self, views: Iterable[GpuView] = ()) -> None:
@@ -87,22 +92,24 @@ class Fleet(Sequence[GpuView]):
         Returns:
             The fleet itself.
         """
-        if len(views) != len(self.views):
+        if len(views) != len(self.views) or any(
+            old.gpu_id != new.gpu_id for old, new in zip(self.views, views, strict=True) if old is not new
+        ):
             self._load(list(views))
             return self
-        for place, (old, new) in enumerate(zip(self.views, views, strict=True)):
-            if old is new:
-                continue
-            if old.gpu_id != new.gpu_id:
-                self._load(list(views))
-                return self
-            self.views[place] = new
-            self._fill(place, new)
+        for old, new in zip(self.views, views, strict=True):
+            if old is not new:
+                self.put(new)
         return self
+
+    def on_hosts(self, hosts: Integers) -> Integers:
+        """Return the positions of all GPUs of these hosts, given by number; ascending."""
+        return np.flatnonzero(np.isin(self.host, hosts))
 
     def _load(self, views: list[GpuView]) -> None:
         size = len(views)
         self.views = views
+        self.prospects = Prospects()
         self._places = {view.gpu_id: place for place, view in enumerate(views)}
         self._hosts: dict[str, int] = {}
         self._islands: dict[tuple[str, str], int] = {}
@@ -120,20 +127,30 @@ class Fleet(Sequence[GpuView]):
         self.exclusive: Flags = np.zeros(size, dtype=np.bool_)
         self.particular: Flags = np.zeros(size, dtype=np.bool_)
         self.instance: Flags = np.zeros(size, dtype=np.bool_)
+        self.idle: Integers = np.zeros(size, dtype=np.int64)
+        self.everywhere: Integers = np.arange(size)
         for place, view in enumerate(views):
+            self.host[place] = self._hosts.setdefault(view.host_id, len(self._hosts))
             self._fill(place, view)
 
     def _fill(self, place: int, view: GpuView) -> None:
         residents = view.residents
+        host, was_idle = self._hosts.get(view.host_id), self.schedulable[place] and not self.crowd[place]
+        if host is None:
+            host = self._hosts[view.host_id] = len(self._hosts)
+            if host >= len(self.idle):
+                self.idle = np.append(self.idle, np.zeros(len(self.idle) + 1, dtype=np.int64))
+        self.idle[self.host[place]] -= was_idle
+        self.idle[host] += view.schedulable and not residents
+        self.host[place] = host
         self.capacity[place] = view.memory_bytes
         self.free[place] = free_memory(view)
         self.crowd[place] = len(residents)
-        self.host[place] = self._hosts.setdefault(view.host_id, len(self._hosts))
         self.island[place] = self._islands.setdefault((view.host_id, view.island), len(self._islands))
         self.kind[place] = self._kinds.setdefault(view.gpu_type, len(self._kinds))
         self.reservable[place] = reservable_compute(view)
         self.util[place] = math.fsum(resident.profile.util_mean for resident in residents)
-        self.observed_s[place] = min((_observed_s(view, i) for i in range(len(residents))), default=math.inf)
+        self.observed_s[place] = min(map(_observed_s, residents), default=math.inf)
         self.schedulable[place] = view.schedulable
         self.exclusive[place] = any(resident.exclusive for resident in residents)
         self.particular[place] = any(resident.anti_affinity for resident in residents)
@@ -150,8 +167,50 @@ def fleet_of(gpus: Sequence[GpuView]) -> Fleet:
     return gpus if isinstance(gpus, Fleet) else Fleet(gpus)
 
 
-def _observed_s(view: GpuView, number: int) -> float:
-    profile = view.residents[number].profile
+def _observed_s(resident: Resident) -> float:
+    profile = resident.profile
     if profile.source == "unknown":
         return _NEVER_MEASURED
     return profile.observed_s if profile.source == "history" else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Sequence[GpuView]):
+    """Some GPUs of a fleet: the only ones that are asked about.
+
+    Attributes:
+        fleet: All GPUs.
+        places: Positions of those asked about, ascending.
+    """
+
+    fleet: Fleet
+    places: Integers
+
+    @property
+    def rows(self) -> Integers | slice:
+        """What an array of the fleet is indexed with; indexing it with everything makes no copy."""
+        return slice(None) if len(self.places) == len(self.fleet) else self.places
+
+    def __len__(self) -> int:
+        """Return the number of GPUs asked about."""
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, index: int) -> GpuView: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[GpuView]: ...
+
+    def __getitem__(self, index: int | slice) -> GpuView | Sequence[GpuView]:
+        """Return the GPU at this position among those asked about."""
+        if isinstance(index, slice):
+            return [self.fleet.views[place] for place in self.places[index]]
+        return self.fleet.views[int(self.places[index])]
+
+
+def part_of(gpus: Sequence[GpuView]) -> Part:
+    """Return the GPUs as part of a fleet: all of it, unless they are a part already."""
+    if isinstance(gpus, Part):
+        return gpus
+    fleet = fleet_of(gpus)
+    return Part(fleet, fleet.everywhere)

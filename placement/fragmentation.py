@@ -27,8 +27,7 @@ def fragments_made(fleet: Fleet, places: Integers, needs: Integers) -> Floats:
         places: Positions of the GPUs asked about, shape (candidates,).
         needs: Memory the share would take there, bytes, same shape.
     """
-    idle = np.bincount(fleet.host[(fleet.crowd == 0) & fleet.schedulable], minlength=int(fleet.host.max(initial=0)) + 1)
-    left = idle[fleet.host[places]]
+    left = fleet.idle[fleet.host[places]]
     hosts = np.where(fleet.crowd[places] == 0, _idle_fragments(left - 1) - _idle_fragments(left), 0.0)
     capacity = np.maximum(fleet.capacity[places], 1)
     free = fleet.free[places]

@@ -11,14 +11,14 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.forecasting.types import DemandProfile, InterferencePredictor
+from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.batch import MOST_WAITING, rearrange
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.explain import explain
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import GpuView, NoFit, Placement, Request
 from cotenant.scheduler.core.invariants import check_view
-from cotenant.scheduler.core.model import Hints, Job, JobState
+from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.priority import ordered
 from cotenant.scheduler.core.quotas import Quotas
 from cotenant.scheduler.core.state import Snapshot, State
@@ -38,7 +38,7 @@ from cotenant.scheduler.core.waiting import (
 
 MOST_EXCHANGED = 64  # placements of one cycle; beyond, it is long enough as it is
 QUOTA_KINDS = frozenset({"quota_gpus", "quota_jobs"})
-_Ask = tuple[Hints, int | None, DemandProfile | None, str, str | None]
+_Ask = tuple[object, ...]
 
 
 @dataclass(slots=True)
@@ -183,10 +183,17 @@ class _Proposal:
         plan.placed = [placement for _, placement in better or placed]
 
     def _ask(self, job: Job) -> _Ask:
+        """Return what decides whether a job finds a place: where two are alike, so are their refusals."""
+        hints = job.spec.hints
         # Unmeasured, a job is what its hints say; measured, its program counts too: its pairs may have been.
         measured = self._state.measured_profile(job)
         program = job.spec.fingerprint if measured else ""
-        return job.spec.hints, job.memory_hint_corrected, measured or job.profile, program, job.spec.pinned_host
+        asked = hints.gpus, hints.gpu_memory, job.memory_hint_corrected, hints.compute, hints.max_slowdown
+        where = hints.isolation == "hard", hints.gang, job.spec.pinned_host
+        kind = hints.model_family, hints.model, hints.batch_size, hints.parameters
+        account = (hints.tenant, hints.queue) if self._quotas.limits(hints) else ()
+        leaves = hints.expected_duration_s if self.plan.held.open_until else None
+        return *asked, *where, *kind, account, leaves, measured or job.profile, program
 
     def _over_quota(self, job: Job, request: Request) -> NoFit | None:
         return self._quotas.refusal(request, job.spec.hints)

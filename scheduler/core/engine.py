@@ -15,7 +15,7 @@ from cotenant.scheduler.core.cycle import run_cycle
 from cotenant.scheduler.core.deadlines import running_outlook
 from cotenant.scheduler.core.events import Event
 from cotenant.scheduler.core.handlers import HANDLERS
-from cotenant.scheduler.core.models import GuardedInterference, ModelSource, first_models, informed
+from cotenant.scheduler.core.models import GuardedInterference, Informable, ModelSource, first_models, informed
 from cotenant.scheduler.core.priority import held_urgency
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.turn import Turn
@@ -88,8 +88,9 @@ class Core:
             HANDLERS[type(event)](turn, event)
         if turn.models_changed:
             self._load_models()
-        elif turn.evidence_changed:
+        elif turn.evidence_changed and isinstance(state.models.interference, Informable):
             self._predictor = informed(state.models.interference, state.evidence.observations())
+            turn.dirty = True  # waiting jobs are looked at again
         self._look_at_deadlines(turn)
         # Shares first follow what was measured: that frees memory for those who wait.
         if state.settings.resize.enabled:

@@ -238,10 +238,10 @@ def models_changed(turn: Turn, event: ModelsChanged) -> None:
 
 
 def evidence_gathered(turn: Turn, event: EvidenceGathered) -> None:
-    """Keep what was measured of jobs that share GPUs; waiting jobs are looked at again."""
+    """Keep what was measured of jobs that share GPUs, for models that learn from it."""
     for observation in event.observations:
         turn.state.evidence.add(observation)
-    turn.evidence_changed = turn.dirty = True
+    turn.evidence_changed = True
 
 
 def _measured(turn: Turn, measurement: JobMeasurement) -> None:
