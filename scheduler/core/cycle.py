@@ -21,6 +21,7 @@ from cotenant.scheduler.core.invariants import check_view
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.priority import ordered
 from cotenant.scheduler.core.quotas import Quotas
+from cotenant.scheduler.core.requests import ask_of
 from cotenant.scheduler.core.state import Snapshot, State
 from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn
@@ -184,16 +185,9 @@ class _Proposal:
 
     def _ask(self, job: Job) -> _Ask:
         """Return what decides whether a job finds a place: where two are alike, so are their refusals."""
-        hints = job.spec.hints
-        # Unmeasured, a job is what its hints say; measured, its program counts too: its pairs may have been.
-        measured = self._state.measured_profile(job)
-        program = job.spec.fingerprint if measured else ""
-        asked = hints.gpus, hints.gpu_memory, job.memory_hint_corrected, hints.compute, hints.max_slowdown
-        where = hints.isolation == "hard", hints.gang, job.spec.pinned_host
-        kind = hints.model_family, hints.model, hints.batch_size, hints.parameters
-        account = (hints.tenant, hints.queue) if self._quotas.limits(hints) else ()
+        hints, state = job.spec.hints, self._state
         leaves = hints.expected_duration_s if self.plan.held.open_until else None
-        return *asked, *where, *kind, account, leaves, measured or job.profile, program
+        return *ask_of(job, state.measured_profile(job), by_queue=self._quotas.limits(hints)), leaves
 
     def _over_quota(self, job: Job, request: Request) -> NoFit | None:
         return self._quotas.refusal(request, job.spec.hints)

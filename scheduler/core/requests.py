@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.characterisation.coldstart import Descriptors
@@ -11,6 +13,17 @@ from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.types import Request
 from cotenant.scheduler.core.model import Hints, Job
 from cotenant.scheduler.core.priority import share_weight
+
+# Hints that say who comes first and what becomes of the job, not where it fits.
+_NO_MATTER: Mapping[str, Any] = {
+    "priority": "normal",
+    "deadline_s": None,
+    "criticality": None,
+    "expected_duration_s": None,
+    "framework": None,
+    "restart": "never",
+    "operator_mix": None,
+}
 
 
 def described(hints: Hints) -> Descriptors:
@@ -21,6 +34,21 @@ def described(hints: Hints) -> Descriptors:
 def max_slowdown(hints: Hints, settings: Settings) -> float:
     """Return the largest slowdown the job accepts."""
     return settings.placement.default_max_slowdown if hints.max_slowdown is None else hints.max_slowdown
+
+
+def ask_of(job: Job, measured: DemandProfile | None, *, by_queue: bool) -> tuple[object, ...]:
+    """Return what decides whether the job finds a place: of two jobs for which it is equal, both do or none does.
+
+    Args:
+        job: A waiting job.
+        measured: What was measured of it or of its program; None when nothing was.
+        by_queue: Its queue matters.
+    """
+    hints = job.spec.hints
+    asked = replace(hints, **_NO_MATTER, queue=hints.queue if by_queue else "")
+    # Unmeasured, a job is what its hints say; measured, its program counts too: its pairs may have been.
+    program = job.spec.fingerprint if measured else ""
+    return asked, job.memory_hint_corrected, measured or job.profile, program, job.spec.pinned_host
 
 
 def request_of(
