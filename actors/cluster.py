@@ -20,6 +20,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors.claims import release_claim
+from cotenant.actors.devices.registry import start_nvml
 from cotenant.actors.nodes import head_node_id, hosting_nodes
 from cotenant.actors.prm_actor import Prm
 from cotenant.actors.scheduler_actor import Scheduler
@@ -201,12 +202,11 @@ def _start_ray(settings: Settings) -> tuple[int, str]:
     """Start a Ray head in the foreground of a process of its own, so that exactly it can be stopped again."""
     log = home() / "ray-head.log"
     home().mkdir(parents=True, exist_ok=True, mode=0o700)
-    devices = settings.device.count or max(1, len(os.sched_getaffinity(0)) // settings.device.cores_per_gpu)
     port = _port()
     command = [
         str(Path(sys.executable).parent / "ray"),
         *("start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"),
-        *(f"--num-gpus={devices}", "--disable-usage-stats", "--dashboard-host=127.0.0.1"),
+        *(*_gpu_count(settings), "--disable-usage-stats", "--dashboard-host=127.0.0.1"),
         f"--dashboard-port={_port(DASHBOARD_PORT)}",
     ]
     address = f"127.0.0.1:{port}"
@@ -235,6 +235,22 @@ def _start_ray(settings: Settings) -> tuple[int, str]:
 
     _await(ready, RAY_START_TIMEOUT_S, f"Ray did not start; its log: {log}")
     return process.pid, address
+
+
+def _gpu_count(settings: Settings) -> list[str]:
+    """What Ray is told of this machine's GPUs: where they are real it counts them itself."""
+    device = settings.device
+    count = device.count
+    if count is None:
+        try:
+            library = start_nvml(device)
+        except ValueError as error:
+            raise CotenantError(str(error)) from error
+        if library is not None:
+            library.close()
+            return []
+        count = max(1, len(os.sched_getaffinity(0)) // device.cores_per_gpu)
+    return [f"--num-gpus={count}"]
 
 
 def _end_ray(pid: int) -> None:

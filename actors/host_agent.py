@@ -20,6 +20,7 @@ from cotenant.actors.claims import claim_gpus
 from cotenant.actors.devices.registry import create_backend
 from cotenant.actors.enforcement.host import HostEnforcement
 from cotenant.actors.environment import resolve_environment
+from cotenant.actors.gpufaults import GpuFaults
 from cotenant.actors.launcher import Launched, Launcher, LaunchError, StaleCommand
 from cotenant.actors.messages import HostReport, WindowBatch
 from cotenant.actors.nodes import live_nodes
@@ -68,6 +69,7 @@ class HostAgent:
         )
         self._profiler = Profiler(self._backend, self.settings.profiler)
         self._overruns = OverrunWatch()
+        self._faults = GpuFaults()
         self._joined_at = time.time()
         self._lock = threading.RLock()
         self._held: dict[str, Launched] = {}  # jobs that have not ended, device loop only
@@ -275,7 +277,7 @@ class HostAgent:
         """See ``UplinkHost.report``."""
         if not self._claimed:
             self._claim_gpus(CLAIM_RETRY_S)
-        notes = "; ".join(text for text in (note, self._note) if text)
+        notes = "; ".join(text for text in (note, self._note, *self._backend.notes) if text)
         return HostReport(self._host(), self._inventory(), events, self._claim, notes, dict(self._controls), number)
 
     def send(self, report: HostReport) -> bool:
@@ -295,7 +297,7 @@ class HostAgent:
                     self._exits_told.discard((event.job_id, event.epoch))
 
     def _host(self) -> Host:
-        healthy = {device.gpu_id: not device.lost for device in self._profiler.device_readings()}
+        faults = self._faults.update(self._profiler.device_readings())
         return Host(
             host_id=self._host_id,
             name=socket.gethostname(),
@@ -306,7 +308,8 @@ class HostAgent:
                     g.gpu_type,
                     g.index,
                     g.memory_bytes,
-                    self._claimed and healthy.get(g.gpu_id, True),
+                    self._claimed and g.gpu_id not in faults,
+                    faults.get(g.gpu_id, ""),
                 )
                 for g in self._gpus
             ),

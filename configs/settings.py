@@ -107,7 +107,7 @@ class PredictionSettings(_Section):
 class DeviceSettings(_Section):
     """Which device backend, and what its GPUs are. ``None`` = found out on the host."""
 
-    backend: Literal["cpu", "replay"] = "cpu"
+    backend: Literal["auto", "nvml", "cpu", "replay"] = "auto"
     count: Annotated[int, Field(ge=1, strict=True)] | None = None
     cores_per_gpu: Annotated[int, Field(ge=1, strict=True)] = 1
     memory_bytes: Annotated[int, Field(ge=1, strict=True)] | None = None

@@ -119,7 +119,7 @@ def run_modes(mix: Sequence[DemoJob], out: Path, console: Console) -> list[Mode]
     try:
         for number, (prediction, names) in enumerate(STAGES):
             settings = Settings(
-                device=DeviceSettings(count=2),
+                device=DeviceSettings(backend="cpu", count=2),
                 api=ApiSettings(enabled=False),
                 prediction=PredictionSettings(**prediction),
             )

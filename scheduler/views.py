@@ -87,7 +87,10 @@ class JobView(View):
 
 
 class GpuView(View):
-    """A GPU with what it carries. ``held_for``: the job it is reserved for, so that others may not start there."""
+    """A GPU with what it carries.
+
+    ``held_for``: the job it is reserved for, so that others may not start there. ``note``: why nothing may.
+    """
 
     gpu_id: str
     host_id: str
@@ -101,6 +104,7 @@ class GpuView(View):
     healthy: bool
     jobs: list[str]
     held_for: str = ""
+    note: str = ""
 
 
 class HostView(View):

@@ -96,9 +96,13 @@ class Sample:
 
 
 class DeviceBackend(Protocol):
-    """What the host agent needs of a device."""
+    """What the host agent needs of a device.
+
+    ``notes``: what is worth knowing of the host's devices as a whole, such as GPUs that could not be used.
+    """
 
     name: str
+    notes: Sequence[str]
 
     def discover(self) -> Sequence[GpuInfo]:
         """Return this host's GPUs, in index order. Called before anything else; later calls return the same."""

@@ -81,6 +81,7 @@ class CpuBackend:
     """Devices made of this host's cores. See ``DeviceBackend``."""
 
     name = "cpu"
+    notes: Sequence[str] = ()
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from cotenant.actors.devices.base import DeviceSample, GpuInfo, JobSample, Sample
+from cotenant.actors.devices.base import SILENT_LOST_S, DeviceSample, GpuInfo, JobSample, Sample
 from cotenant.actors.devices.recording import Fault, FaultKind, Levels, RecordedSample, Recording
 from cotenant.forecasting.types import Reading
 
@@ -69,6 +69,7 @@ class ReplayBackend:
     """Devices played from a recording. See ``DeviceBackend``."""
 
     name = "replay"
+    notes: Sequence[str] = ()
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class ReplayBackend:
         if "hang" in faults:
             silent_s = now_s - faults["hang"].at_s
             note = f"the driver has not answered for {silent_s:.1f} s"
-            return DeviceSample(gpu_id, util=None, memory_bytes=None, note=note)
+            return DeviceSample(gpu_id, util=None, memory_bytes=None, lost=silent_s > SILENT_LOST_S, note=note)
         if "absurd" in faults:
             return DeviceSample(gpu_id, ABSURD_UTIL, ABSURD_MEMORY_BYTES)
         levels = self._device_levels(gpu_id, now_s)

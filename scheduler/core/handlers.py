@@ -83,7 +83,7 @@ def client_lost(turn: Turn, event: ClientLost) -> None:
 
 
 def host_joined(turn: Turn, event: HostJoined) -> None:
-    """Take in a host or its new look; evict jobs from GPUs that are gone or shrank below what is reserved."""
+    """Take in a host or its new look; evict jobs from GPUs that are gone, broken or shrank below what is reserved."""
     state = turn.state
     host = replace(event.host, reachable=True)
     before = state.hosts.get(host.host_id)
@@ -91,8 +91,7 @@ def host_joined(turn: Turn, event: HostJoined) -> None:
     state.put_host(host)
     turn.dirty = True
     for job in evicted:
-        reason = f"a GPU of host {host.name} it was on is gone or has less memory"
-        turn.stop(job, turn.another_try(job, reason, ON_LOSS, backoff=False))
+        turn.stop(job, turn.another_try(job, _why_evicted(job, host), ON_LOSS, backoff=False))
     if before is None:
         for job in state.in_order(state.pending):
             state.put(advance(job, JobState.QUEUED, turn.now, "waiting for a place"))
@@ -106,9 +105,17 @@ def _jobs_without_a_place(turn: Turn, host: Host) -> list[Job]:
         reserved = sum(resident.share.memory_bytes for resident in turn.state.view(gpu.gpu_id).residents)
         moved = new is not None and gpu.host_id != host.host_id
         dropped = new is None and gpu.host_id == host.host_id
-        if moved or dropped or (new is not None and new.memory_bytes < reserved):
+        if moved or dropped or (new is not None and (new.fault or new.memory_bytes < reserved)):
             gone |= turn.state.on_gpu.get(gpu.gpu_id, set())
     return [job for job in turn.state.in_order(gone) if job.state is not JobState.STOPPING]
+
+
+def _why_evicted(job: Job, host: Host) -> str:
+    mine = {share.gpu_id for share in job.lease.shares} if job.lease else set()
+    faults = [
+        f"GPU {gpu.gpu_id} of host {host.name}: {gpu.fault}" for gpu in host.gpus if gpu.fault and gpu.gpu_id in mine
+    ]
+    return "; ".join(faults) or f"a GPU of host {host.name} it was on is gone or has less memory"
 
 
 def host_unreachable(turn: Turn, event: HostUnreachable) -> None:

@@ -261,7 +261,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as its host's agent announced it. ``memory_bytes`` is what jobs may use."""
+    """A GPU as its host's agent announced it.
+
+    Attributes:
+        gpu_id: Unique in the cluster.
+        host_id: Its host.
+        gpu_type: Model name.
+        index: Position on the host.
+        memory_bytes: What jobs may use.
+        healthy: Jobs may be placed on it.
+        fault: Why nothing can run on it: its jobs are taken off it. Empty when it works.
+    """
 
     gpu_id: str
     host_id: str
@@ -269,6 +279,7 @@ class Gpu:
     index: int
     memory_bytes: int
     healthy: bool = True
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

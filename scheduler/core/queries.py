@@ -376,6 +376,7 @@ def _gpu_view(state: State, gpu: Gpu) -> GpuView:
         util=_sum(_known(windows, "util_mean")),
         memory_used_bytes=_sum(_known(windows, "memory_bytes")),
         healthy=gpu.healthy,
+        note=view.note,
         jobs=[resident.job_id for resident in view.residents],
         held_for=held.job_id if held is not None and gpu.gpu_id in held.gpu_ids else "",
     )

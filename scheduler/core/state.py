@@ -475,7 +475,7 @@ class State:
                 if share.gpu_id == gpu.gpu_id
             ),
             schedulable=host.reachable and gpu.healthy,
-            note=note if gpu.healthy else "the GPU is lost or not healthy",
+            note=note if gpu.healthy else gpu.fault or "the GPU is lost or not healthy",
         )
 
     def _look_at_gpus(self) -> None:

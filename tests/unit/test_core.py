@@ -28,6 +28,7 @@ from cotenant.scheduler.core.events import (
     Tick,
 )
 from cotenant.scheduler.core.model import Job
+from cotenant.scheduler.core.queries import gpus
 from cotenant.scheduler.core.state import KEPT_ENDED_JOBS
 
 
@@ -293,6 +294,26 @@ class TestHosts:
         assert [stop.host_id for stop in driver.stops()] == ["h1"]
         driver.do(HostLost("h1", "no report"))
         assert (driver.state("a"), driver.job("a").hosts) == ("STARTING", ("h2",))
+
+    def test_jobs_leave_a_broken_gpu_and_it_is_used_again_once_it_works(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        lease = driver.job("a").lease
+        assert lease is not None
+        gpu_id = lease.shares[0].gpu_id
+        other, broken = host("h2"), replace(host(), gpus=(replace(host().gpus[0], healthy=False, fault="it is lost"),))
+        assert broken.gpus[0].gpu_id == gpu_id
+        driver.do(HostJoined(broken))
+        (stop,) = driver.stops()
+        assert stop.reason.startswith(f"GPU {gpu_id} of host h1.example: it is lost; restart 1 of ")
+        assert driver.do(HostJoined(broken)) == []  # told once
+        driver.do(JobExited("a", 1, "h1", -15))
+        assert driver.state("a") == "QUEUED"
+        assert [view.note for view in gpus(driver.core.state)] == ["it is lost"]
+        assert [(c.kind, c.host_id) for c in driver.do(HostJoined(other))] == [("start", "h2")]
+        driver.submit(half("b", gpu_memory=8 * GIB, compute=1.0))
+        assert driver.state("b") == "QUEUED"
+        assert [(c.kind, c.host_id) for c in driver.do(HostJoined(host()))] == [("start", "h1")]
 
     def test_an_unhealthy_gpu_gets_nothing_new(self) -> None:
         sick = replace(host(), gpus=tuple(replace(gpu, healthy=False) for gpu in host().gpus))

@@ -91,6 +91,12 @@ def test_device_readings(devices: tuple[Levels | None, ...], util: float | None,
     assert (device.util, device.memory_bytes) == (util, memory)
 
 
+def test_a_driver_that_stays_silent_loses_its_gpu_until_it_answers() -> None:
+    play = Player(steady(0.5), faults=(Fault(10.0, "hang", gpu=0, for_s=20.0),))
+    lost = [play.at(second).devices[0].lost for second in (9.0, 10.0, 15.0, 15.1, 29.9, 30.0)]
+    assert lost == [False, False, False, True, True, False]
+
+
 @pytest.mark.parametrize(
     ("fault", "during", "after", "device"),
     [

@@ -6,7 +6,6 @@ asks every GPU for a pass and takes what has come in; ``docs/devices.md`` says w
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -132,7 +131,7 @@ class NvmlBackend:
         if not found or (settings.count is not None and settings.count > len(found)):
             why = "; ".join(notes) or f"CUDA_VISIBLE_DEVICES is {visible!r}"
             raise ValueError(f"device.count: {settings.count} is not accepted; this host has {len(found)} GPUs ({why})")
-        self.notes: tuple[str, ...] = tuple(notes)
+        self.notes: Sequence[str] = tuple(notes)
         now_s = clock()
         self._stations = [_Station(Board(self._library, each.uuid, each.parts, clock), each, now_s) for each in found]
         self._at = {gpu.gpu_id: station for station in self._stations for gpu in station.gpus}
@@ -232,8 +231,3 @@ class NvmlBackend:
             util_age_s=use.age_s,
             util_source=use.source,
         )
-
-
-def visible_to_ray() -> str | None:
-    """Return the ``CUDA_VISIBLE_DEVICES`` of this process: in a Ray worker without GPUs it is that of the node."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -47,7 +47,7 @@ class _Candidate:
 
 
 def find_boards(
-    library: Library, visible: str | None, count: int | None, memory_bytes: int | None, timeout_s: float = TIMEOUT_S
+    library: Library, visible: str | None, count: int | None, memory_bytes: int | None
 ) -> tuple[list[FoundBoard], list[str]]:
     """Find the GPUs that are to be managed.
 
@@ -56,7 +56,6 @@ def find_boards(
         visible: Value of ``CUDA_VISIBLE_DEVICES``; None = not set.
         count: Most GPUs (boards, not instances) to take, in the order of ``visible``; None = all.
         memory_bytes: Memory that jobs may use of each device; None = all that the driver leaves.
-        timeout_s: How long a GPU may take to answer.
 
     Returns:
         The GPUs in order, and what is worth knowing of those that are left out.
@@ -66,7 +65,7 @@ def find_boards(
         ValueError: A device has less memory than ``memory_bytes``.
     """
     notes: list[str] = []
-    candidates = [_look(library, index, timeout_s, notes) for index in range(library.call("nvmlDeviceGetCount"))]
+    candidates = [_look(library, index, notes) for index in range(library.call("nvmlDeviceGetCount"))]
     boards = [
         VisibleBoard(each.whole.uuid if each.whole else "", tuple(i.instance for i in each.instances if i.instance))
         for each in candidates
@@ -108,11 +107,11 @@ def _part(device: Description) -> Part:
     return Part(device.uuid, instance is not None, None if instance is None else instance.gpu_instance)
 
 
-def _look(library: Library, index: int, timeout_s: float, notes: list[str]) -> _Candidate:
+def _look(library: Library, index: int, notes: list[str]) -> _Candidate:
     """Look at one GPU, in the thread that will read it."""
     watchdog = Watchdog(f"GPU {index}")
     try:
-        whole, instances, mig = watchdog.call(timeout_s, _describe, library, index)
+        whole, instances, mig = watchdog.call(TIMEOUT_S, _describe, library, index)
     except (NvmlFailure, Hung) as error:
         notes.append(f"GPU {index} is left out: {error}")
         return _Candidate(None, [], False, watchdog)

@@ -1,0 +1,492 @@
+"""The ``nvml`` backend on the stand-in: what it finds, what it reads, and everything a driver does to it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from nvml_standin import Standin
+from nvml_standin.inprocess import loaded
+from support import wait_until
+
+from cotenant.actors.devices.base import DeviceSample, JobSample, Sample
+from cotenant.actors.devices.nvml.backend import NvmlBackend
+from cotenant.actors.devices.nvml.library import Library
+from cotenant.actors.devices.registry import create_backend, start_nvml
+from cotenant.configs.settings import DeviceSettings
+
+WAIT_S = 20.0
+GIB = 1 << 30
+FOUR = tuple(f"gpu {index} uuid=GPU-{index} total={16 * GIB} used={index * GIB}" for index in range(4))
+
+
+@pytest.fixture(scope="module")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
+    return Standin(tmp_path_factory.mktemp("standin"))
+
+
+@pytest.fixture
+def library(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    standin.set("gpu 0")
+    with loaded(standin, monkeypatch) as library:
+        yield library
+
+
+class Host:
+    """A backend on the stand-in, with two processes that sleep."""
+
+    def __init__(self, standin: Standin, library: Library, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self.standin = standin
+        self.pids = [process.pid for process in processes]
+        self._library = library
+        self._backends: list[NvmlBackend] = []
+
+    def start(
+        self, *lines: str, visible: str | None = None, counted: int | None = None, **settings: int
+    ) -> NvmlBackend:
+        """Make the backend of a host with this hardware; ``PID0`` and ``PID1`` are the processes."""
+        self.show(*lines)
+        made = NvmlBackend(DeviceSettings(**settings), counted, library=self._library, visible=visible)
+        self._backends.append(made)
+        return made
+
+    def show(self, *lines: str) -> None:
+        named = [line.replace("PID0", str(self.pids[0])).replace("PID1", str(self.pids[1])) for line in lines]
+        self.standin.set(*named)
+
+    def close(self) -> None:
+        self.standin.set("gpu 0")  # whatever hangs comes back
+        for backend in self._backends:
+            backend.close()
+
+
+@pytest.fixture
+def host(standin: Standin, library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    monkeypatch.setattr("cotenant.actors.devices.nvml.backend.SILENT_LOST_S", 2.0)
+    processes = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
+    host = Host(standin, library, processes)
+    yield host
+    host.close()
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def until(backend: NvmlBackend, holds: Callable[[Sample], bool], what: str) -> Sample:
+    """Sample at 20 Hz until this holds."""
+    samples: list[Sample] = []
+
+    def reached() -> bool:
+        time.sleep(0.05)
+        samples.append(backend.sample())
+        return holds(samples[-1])
+
+    wait_until(reached, WAIT_S, what)
+    return samples[-1]
+
+
+def device(sample: Sample, gpu_id: str) -> DeviceSample:
+    (found,) = [each for each in sample.devices if each.gpu_id == gpu_id]
+    return found
+
+
+def job(sample: Sample, job_id: str) -> JobSample:
+    (found,) = [each for each in sample.jobs if each.job_id == job_id]
+    return found
+
+
+def all_read(sample: Sample) -> bool:
+    return all(each.memory_bytes is not None for each in sample.devices)
+
+
+# -- what it finds --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "expected"),
+    [
+        (None, None, ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]),
+        (None, 2, ["GPU-0", "GPU-1"]),
+        (None, 9, ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]),
+        ("2,0", None, ["GPU-2", "GPU-0"]),
+        ("2,0", 1, ["GPU-2"]),
+        ("GPU-3", None, ["GPU-3"]),
+        ("0,1,8,2,3", None, ["GPU-0", "GPU-1"]),
+    ],
+)
+def test_whole_gpus(host: Host, visible: str | None, count: int | None, expected: list[str]) -> None:
+    gpus = host.start(*FOUR, visible=visible, counted=count).discover()
+    assert [gpu.gpu_id for gpu in gpus] == expected
+    assert [gpu.index for gpu in gpus] == list(range(len(expected)))
+    assert [dict(gpu.visible_env) for gpu in gpus] == [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in expected]
+
+
+def test_what_jobs_may_use_is_what_the_driver_leaves(host: Host) -> None:
+    lines = (f"gpu 0 uuid=GPU-0 name=NVIDIA_H100_80GB_HBM3 total={80 * GIB} reserved={GIB}",)
+    (gpu,) = host.start(*lines).discover()
+    assert (gpu.gpu_type, gpu.memory_bytes, gpu.physical_memory_bytes) == ("NVIDIA H100 80GB HBM3", 79 * GIB, 80 * GIB)
+    (gpu,) = host.start(*lines, memory_bytes=10 * GIB).discover()
+    assert (gpu.memory_bytes, gpu.physical_memory_bytes) == (10 * GIB, 80 * GIB)
+    with pytest.raises(ValueError, match=f"device.memory_bytes: {80 * GIB} is not accepted; give 1 to {79 * GIB}"):
+        host.start(*lines, memory_bytes=80 * GIB)
+
+
+MIG = (
+    "gpu 0 uuid=GPU-0 mig=1",
+    f"instance 0 0 MIG-a total={5 * GIB} gi=9 ci=1 name=NVIDIA_H100_MIG_1g.10gb",
+    f"instance 0 3 MIG-d total={40 * GIB} used={GIB} gi=2",
+    "gpu 1 uuid=GPU-1",
+    "gpu 2 uuid=GPU-2 mig=1",
+)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "expected"),
+    [
+        (None, None, ["MIG-a", "MIG-d", "GPU-1"]),
+        (None, 1, ["MIG-a", "MIG-d"]),
+        ("1,0", None, ["GPU-1", "MIG-a", "MIG-d"]),
+        ("MIG-d", None, ["MIG-d"]),
+        ("MIG-d,MIG-a", 1, ["MIG-d", "MIG-a"]),
+        ("MIG-GPU-0/9/1", None, ["MIG-a"]),
+    ],
+)
+def test_instances_with_holes_between_them(
+    host: Host, visible: str | None, count: int | None, expected: list[str]
+) -> None:
+    backend = host.start(*MIG, visible=visible, counted=count)
+    assert [gpu.gpu_id for gpu in backend.discover()] == expected
+    if visible is None and count is None:
+        assert backend.notes == ("GPU 2: MIG is on, but it has no instance",)
+        assert backend.discover()[0].gpu_type == "NVIDIA H100 MIG 1g.10gb"
+
+
+def test_a_gpu_that_is_lost_or_hangs_at_the_start_is_left_out(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.actors.devices.nvml.discovery.TIMEOUT_S", 0.3)
+    backend = host.start(*FOUR, "fault * 15 2", "hang nvmlDeviceGetMigMode 0")
+    assert [gpu.gpu_id for gpu in backend.discover()] == ["GPU-1", "GPU-3"]
+    assert [note.partition(":")[0] for note in backend.notes] == ["GPU 0 is left out", "GPU 2 is left out"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "visible", "settings", "says"),
+    [
+        (FOUR, "", {}, "this host has 0 GPUs .CUDA_VISIBLE_DEVICES is ''"),
+        (FOUR, "0", {"count": 2}, "device.count: 2 is not accepted; this host has 1 GPUs"),
+        (("gpu 0 uuid=GPU-0", "fault * 15 0"), None, {}, "this host has 0 GPUs .GPU 0 is left out: .*GPU is lost"),
+        (("gpu 0", "fault nvmlDeviceGetCount_v2 999"), None, {}, "device.backend: 'nvml' is not accepted on this host"),
+        (("gpu 0 uuid=GPU-0", "fault nvmlDeviceGetMemoryInfo 3"), None, {}, "set device.memory_bytes"),
+    ],
+)
+def test_a_host_it_cannot_work_on_says_why(
+    host: Host, lines: tuple[str, ...], visible: str | None, settings: dict[str, int], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        host.start(*lines, visible=visible, **settings)
+
+
+def test_a_gpu_that_does_not_tell_its_memory_needs_the_setting(host: Host) -> None:
+    backend = host.start("gpu 0 uuid=GPU-0 util=30", "fault nvmlDeviceGetMemoryInfo 3", memory_bytes=4 * GIB)
+    assert backend.discover()[0].memory_bytes == 4 * GIB
+    sample = until(backend, lambda sample: sample.devices[0].util is not None, "a reading")
+    assert (sample.devices[0].util, sample.devices[0].memory_bytes, sample.devices[0].lost) == (0.3, None, False)
+
+
+# -- what it reads --------------------------------------------------------------------------------------------------
+
+
+def test_two_jobs_are_told_apart(host: Host) -> None:
+    """Memory by process comes from both lists and is never swapped; bytes never from the utilisation of memory."""
+    backend = host.start(
+        f"gpu 0 uuid=GPU-0 util=70 memutil=50 used={8 * GIB} gpm=0",
+        f"process 0 pid=PID0 memory={24576 << 20} sm=40 list=compute",
+        f"process 0 pid=PID1 memory={600 << 20} sm=30 list=mps",
+        "process 0 pid=4294967295 memory=5 sm=0",
+        f"process 0 pid={_dead_pid()} memory=77",
+    )
+    backend.watch("a", ["GPU-0"], host.pids[0])
+    backend.watch("b", ["GPU-0"], host.pids[1])
+    sample = until(backend, lambda sample: job(sample, "a").util is not None, "readings of the jobs")
+    a, b = job(sample, "a"), job(sample, "b")
+    assert (a.util, a.util_source, b.util, b.util_source) == (0.4, "process", 0.3, "process")
+    assert (b.memory_bytes, device(sample, "GPU-0").memory_bytes) == (600 << 20, 8 * GIB)
+    assert a.memory_bytes is None  # more than the 16 GiB there are
+    host.show(
+        "gpu 0 uuid=GPU-0",
+        "process 0 pid=PID0 memory=24576 list=both",
+        "process 0 pid=PID1 memory=600 list=both",
+    )
+    sample = until(backend, lambda sample: job(sample, "a").memory_bytes == 24576, "the lists to be read again")
+    assert job(sample, "b").memory_bytes == 600
+
+
+def _dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory", "util"),
+    [
+        ("used=18446744073707737660", None, 0.0),
+        ("total=1000 used=2000", None, 0.0),
+        ("total=1000 used=500 util=250", 500, None),
+    ],
+)
+def test_what_cannot_be_true_is_missing(host: Host, gpu: str, memory: int | None, util: float | None) -> None:
+    backend = host.start("gpu 0 uuid=GPU-0")
+    until(backend, all_read, "the first readings")
+    host.show(f"gpu 0 uuid=GPU-0 {gpu}")
+    found = until(
+        backend,
+        lambda sample: (sample.devices[0].memory_bytes, sample.devices[0].util) == (memory, util),
+        "the absurd readings to be left out",
+    )
+    assert not found.devices[0].lost
+
+
+@pytest.mark.parametrize("code", [3, 4, 6, 7, 13, 999])
+def test_utilisation_that_is_not_told_by_process(host: Host, code: int) -> None:
+    """NotFound and InsufficientSize: nothing new. NotSupported and the like: a part of the device's, an estimate."""
+    backend = host.start(
+        "gpu 0 uuid=GPU-0 util=60",
+        "process 0 pid=PID0 memory=100",
+        f"fault nvmlDeviceGetProcessUtilization {code}",
+    )
+    backend.watch("a", ["GPU-0"], host.pids[0])
+    sample = until(backend, lambda sample: job(sample, "a").util is not None, "an estimate")
+    assert (job(sample, "a").util, job(sample, "a").util_source) == (0.6, "device")
+
+
+ACTIVITY = (
+    "gpu 0 uuid=GPU-0 memutil=50 energy_rate=250 tx_rate=1e6 rx_rate=2e6 nvlink_tx_rate=3e6 nvlink_rx_rate=4e6"
+    " clock=1980 temp=61 reasons=36",
+    *(f"metric 0 {number} {value}" for number, value in ((2, 61), (5, 42.5), (10, 33), (12, 8))),
+    "metric 0 11 7 3",
+)
+
+
+def activity(backend: NvmlBackend, names: Sequence[str]) -> dict[str, float | None]:
+    """The newest value of each, once all were told."""
+    seen: dict[str, float | None] = {}
+
+    def complete(sample: Sample) -> bool:
+        told = sample.devices[0].activity
+        if told is not None:
+            seen.update({name: value for name in names if (value := getattr(told, name)) is not None})
+        return len(seen) == len(names)
+
+    until(backend, complete, f"{sorted(names)} to be told")
+    return seen
+
+
+def test_what_the_device_tells_beyond_that(host: Host) -> None:
+    backend = host.start(*ACTIVITY)
+    counted = {"sm_active": 0.61, "tensor_active": 0.425, "membw_util": 0.33, "fp32_active": 0.08}
+    assert activity(backend, list(counted)) == counted
+    slow = {"sm_clock_mhz": 1980.0, "temperature_c": 61.0}
+    rates = {
+        "pcie_tx_bytes_s": 1e6,
+        "pcie_rx_bytes_s": 2e6,
+        "nvlink_tx_bytes_s": 3e6,
+        "nvlink_rx_bytes_s": 4e6,
+        "power_w": 250.0,
+    }
+    # The stand-in counts by the wall clock, the backend by the monotonic one, and between the two is a busy machine.
+    assert activity(backend, [*slow, *rates]) == pytest.approx(slow | rates, rel=0.5)
+    sample = backend.sample()
+    assert sample.devices[0].note == "clocks held down: power cap, heat"
+    assert sample.devices[0].activity is None or sample.devices[0].activity.fp64_active is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "membw"),
+    [
+        (("gpu 0 uuid=GPU-0 gpm=0 memutil=50",), 0.5),
+        (("gpu 0 uuid=GPU-0 memutil=50", "fault nvmlGpmSampleGet 4"), 0.5),  # refused in a container
+        (("gpu 0 uuid=GPU-0 memutil=50", "fault nvmlGpmQueryDeviceSupport 13"), 0.5),
+    ],
+)
+def test_without_performance_counters(host: Host, lines: tuple[str, ...], membw: float) -> None:
+    assert activity(host.start(*lines), ["membw_util"]) == {"membw_util": membw}
+
+
+def test_an_old_driver_lacks_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Standin(
+        tmp_path,
+        [
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+            "nvmlDeviceGetMemoryInfo_v2",
+            "nvmlGpmQueryDeviceSupport",
+            "nvmlDeviceGetFieldValues",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlEventSetCreate",
+        ],
+    )
+    old.set(f"gpu 0 uuid=GPU-0 total={16 * GIB} used=500 util=40 memutil=20 power=90000 energy_rate=0")
+    process = subprocess.Popen(["sleep", "100"])
+    with loaded(old, monkeypatch) as library:
+        backend = NvmlBackend(DeviceSettings(), library=library)
+        backend.watch("a", ["GPU-0"], process.pid)
+        sample = until(backend, lambda sample: job(sample, "a").util is not None, "an estimate")
+        assert activity(backend, ["membw_util", "power_w"]) == {"membw_util": 0.2, "power_w": 90.0}
+        backend.close()
+    process.kill()
+    process.wait()
+    assert (sample.devices[0].util, sample.devices[0].memory_bytes) == (0.4, 500)
+    # The only job of the device has what is in use there: an estimate, as its utilisation.
+    assert (job(sample, "a").memory_bytes, job(sample, "a").util_source) == (500, "device")
+
+
+def test_an_instance_has_its_own_memory_processes_and_utilisation(host: Host) -> None:
+    backend = host.start(*MIG, "metric 0 1 55", "process 0 pid=PID0 memory=300 instance=3", visible="0")
+    backend.watch("a", ["MIG-d"], host.pids[0])
+    backend.watch("b", ["MIG-a"], host.pids[1])
+    sample = until(backend, lambda sample: job(sample, "a").util is not None, "utilisation of the instance")
+    assert (device(sample, "MIG-a").memory_bytes, device(sample, "MIG-d").memory_bytes) == (0, GIB)
+    assert (job(sample, "a").memory_bytes, job(sample, "b").memory_bytes) == (300, 0)
+    assert (job(sample, "a").util, job(sample, "a").util_source) == (0.55, "device")
+    assert job(sample, "b").util == 0.0  # it has no process there
+
+
+# -- trouble --------------------------------------------------------------------------------------------------------
+
+
+def test_one_of_four_is_lost_and_comes_back(host: Host) -> None:
+    backend = host.start(*FOUR)
+    until(backend, all_read, "all four to be read")
+    host.show(*FOUR, "fault * 15 2")
+    sample = until(backend, lambda sample: device(sample, "GPU-2").lost, "the loss to be seen")
+    assert device(sample, "GPU-2").note.startswith("the GPU is lost (nvml")
+    assert [each.memory_bytes for each in sample.devices] == [0, GIB, None, 3 * GIB]
+    assert [each.lost for each in sample.devices] == [False, False, True, False]
+    host.show(*FOUR)
+    until(backend, all_read, "the GPU to be used again")
+
+
+def test_a_call_that_never_returns_holds_up_one_gpu_only(host: Host) -> None:
+    backend = host.start(*FOUR, "process 2 pid=PID0 memory=100", "process 1 pid=PID1 memory=200")
+    backend.watch("a", ["GPU-2"], host.pids[0])
+    backend.watch("b", ["GPU-1"], host.pids[1])
+    until(backend, lambda sample: all_read(sample) and job(sample, "a").memory_bytes == 100, "all four to be read")
+    host.show(*FOUR, "process 1 pid=PID1 memory=200", "hang nvmlDeviceGetMemoryInfo 2")
+    sample = until(backend, lambda sample: device(sample, "GPU-2").memory_bytes is None, "silence to be seen")
+    assert (device(sample, "GPU-2").lost, device(sample, "GPU-2").note[:32]) == (
+        False,
+        "the driver has not answered for ",
+    )
+    assert (job(sample, "a").memory_bytes, job(sample, "a").util) == (None, None)
+    assert (job(sample, "b").memory_bytes, device(sample, "GPU-3").memory_bytes) == (200, 3 * GIB)
+    until(backend, lambda sample: device(sample, "GPU-2").lost, "the GPU to be given up")
+    host.show(*FOUR)
+    until(backend, all_read, "the GPU to be used again")
+
+
+@pytest.mark.parametrize(
+    ("broken", "says", "mended"),
+    [
+        (("gpu 0 uuid=GPU-0 recovery=1",), "the driver asks for a reset of the GPU", True),
+        (("gpu 0 uuid=GPU-0 recovery=9",), "the driver asks for recovery action 9", True),
+        (("gpu 0 uuid=GPU-0", "xid 0 79"), "XID 79 (GPU has fallen off the bus): the GPU must be reset", False),
+        (("gpu 0 uuid=GPU-0", "fault nvmlDeviceGetMemoryInfo 16 0"), "the GPU is lost (nvmlDeviceGetMemoryInfo", True),
+        (("gpu 0 uuid=GPU-0", "fault nvmlDeviceGetMemoryInfo 999 0"), "the driver has not answered for ", True),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_says_why(host: Host, broken: tuple[str, ...], says: str, mended: bool) -> None:
+    backend = host.start("gpu 0 uuid=GPU-0 recovery=0" if "recovery" in broken[0] else "gpu 0 uuid=GPU-0")
+    until(backend, all_read, "the first readings")
+    host.show(*broken)
+    sample = until(backend, lambda sample: sample.devices[0].lost, "the fault to be seen")
+    assert sample.devices[0].note.startswith(says)
+    assert (sample.devices[0].util, sample.devices[0].memory_bytes, sample.devices[0].activity) == (None, None, None)
+    host.show("gpu 0 uuid=GPU-0 recovery=0" if "recovery" in broken[0] else "gpu 0 uuid=GPU-0")
+    if mended:
+        until(backend, all_read, "the GPU to be used again")
+    else:
+        for _ in range(3):
+            assert backend.sample().devices[0].lost
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("gpu 0 uuid=GPU-0 remap_failed=1", "memory rows could not be remapped: the board should be replaced"),
+        ("gpu 0 uuid=GPU-0 ecc=3", "3 uncorrected memory errors"),
+    ],
+)
+def test_errors_that_are_worth_knowing(host: Host, line: str, note: str) -> None:
+    backend = host.start("gpu 0 uuid=GPU-0")
+    until(backend, all_read, "the first readings")
+    host.show(line)
+    until(backend, lambda sample: sample.devices[0].note == note, "the errors to be noted")
+
+
+def test_an_error_of_a_program_drains_nothing(host: Host) -> None:
+    backend = host.start("gpu 0 uuid=GPU-0", "xid 0 13")
+    sample = until(backend, lambda sample: sample.devices[0].note != "", "the error to be noted")
+    assert (sample.devices[0].note, sample.devices[0].lost) == ("XID 13", False)
+
+
+# -- which backend --------------------------------------------------------------------------------------------------
+
+CHOICE = """
+import os
+from cotenant.actors.devices.registry import create_backend
+from cotenant.configs.settings import DeviceSettings
+try:
+    made = create_backend(DeviceSettings(backend=os.environ["CHOSEN"]), "h", None)
+    print(json.dumps([made.name, len(made.discover())]))
+except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "lines", "visible", "expected"),
+    [
+        ("auto", FOUR, None, ["nvml", 4]),
+        ("auto", FOUR, "1", ["nvml", 1]),
+        ("nvml", FOUR, None, ["nvml", 4]),
+        ("auto", (), None, "cpu"),
+        ("auto", FOUR, "", "cpu"),
+        ("cpu", FOUR, None, "cpu"),
+        ("auto", ("gpu 0", "fault nvmlInit 9"), None, "cpu"),
+        (
+            "auto",
+            ("gpu 0", "fault nvmlInit 18"),
+            None,
+            "device.backend: 'auto' is not accepted on this host: ",
+        ),
+        (
+            "nvml",
+            ("gpu 0", "fault nvmlInit 9"),
+            None,
+            "device.backend: 'nvml' is not accepted on this host: ",
+        ),
+        ("nvml", (), None, "device.count: None is not accepted; this host has 0 GPUs"),
+    ],
+)
+def test_the_backend_of_a_host(
+    standin: Standin, chosen: str, lines: tuple[str, ...], visible: str | None, expected: list[object] | str
+) -> None:
+    standin.set(*lines)
+    environment = {"CHOSEN": chosen} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    found = standin.python(CHOICE, **environment)
+    if isinstance(expected, list):
+        assert found == expected
+    else:
+        assert (found if isinstance(found, str) else found[0]).startswith(expected)
+
+
+def test_the_head_is_told_nothing_where_ray_counts_real_gpus(library: Library, standin: Standin) -> None:
+    standin.set(*FOUR)
+    found = start_nvml(DeviceSettings())
+    assert found is not None
+    found.close()
+    assert start_nvml(DeviceSettings(backend="cpu")) is None
+    assert create_backend(DeviceSettings(), "h", 2).name == "nvml"

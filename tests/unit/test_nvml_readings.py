@@ -1,0 +1,229 @@
+"""What is made of NVML's answers: whose they are, how old, and which of them cannot be true."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.actors.devices.nvml.attribution import Told, Use, attribute
+from cotenant.actors.devices.nvml.bounds import bounded, fraction, used_bytes
+from cotenant.actors.devices.nvml.pids import PidMap
+from cotenant.actors.devices.nvml.processes import HOLD_S, Held, UtilisationHold, union
+
+GIB = 1 << 30
+
+
+# -- what can be true -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "expected"),
+    [
+        (0, 80 * GIB, 0),
+        (8 * GIB, 80 * GIB, 8 * GIB),
+        (80 * GIB, 80 * GIB, 80 * GIB),
+        (81 * GIB, 80 * GIB, None),
+        (18446744073707737660, 80 * GIB, None),
+        (18446744073707737660, None, None),
+        (None, 80 * GIB, None),
+        (-1, 80 * GIB, None),
+        (8 * GIB, None, 8 * GIB),
+    ],
+)
+def test_bytes(used: int | None, total: int | None, expected: int | None) -> None:
+    assert used_bytes(used, total) == expected
+
+
+def test_fractions_and_levels() -> None:
+    readings = [fraction(value) for value in (None, 0, 50, 100, 101, 102, 4294967295, -1, float("nan"))]
+    assert readings == [None, 0.0, 0.5, 1.0, 1.0, None, None, None, None]
+    assert [bounded(value, 10.0) for value in (None, 0, 10, 10.1, -0.1, float("inf"))] == [
+        None,
+        0,
+        10,
+        None,
+        None,
+        None,
+    ]
+
+
+# -- lists of processes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ([], {}),
+        ([(1, 24576), (2, 600)], {1: 24576, 2: 600}),
+        ([(1, 100), (1, 100)], {1: 100}),  # an MPS client in both lists
+        ([(1, None), (1, 100)], {1: 100}),
+        ([(1, 100), (1, None)], {1: 100}),
+        ([(1, None)], {1: None}),
+        ([(1, 0)], {1: 0}),
+        ([(1, 30001), (2, 5)], {1: None, 2: 5}),  # more than there is
+        ([(6498025472, 5), (1, 18446744073707737660)], {6498025472: 5, 1: None}),
+    ],
+)
+def test_union_of_lists(listed: list[tuple[int, int | None]], expected: dict[int, int | None]) -> None:
+    assert union(listed, 30_000) == expected
+
+
+def test_utilisation_is_held_with_its_age_and_ends() -> None:
+    hold = UtilisationHold(unix_s=1000.0)
+    at = int(1000e6)
+    hold.take([(1, at - 2_000_000, 90), (1, at - 500_000, 40), (2, at - 100_000, 4294967295)], 50.0)
+    assert hold.held(50.0) == {1: Held(0.4, 0.0)}
+    hold.take([(1, at - 500_000, 99)], 50.2)  # the same sample again
+    assert hold.held(50.5) == {1: Held(0.4, 0.5)}
+    hold.take([(3, at + 300_000, 7), (3, at + 200_000, 60), (1, at + 300_000, 20)], 50.6)
+    assert hold.held(50.6) == {1: Held(0.2, 0.0), 3: Held(0.07, 0.0)}
+    assert hold.held(50.6 + HOLD_S + 0.01) == {}
+
+
+# -- whose it is ----------------------------------------------------------------------------------------------------
+
+
+def told(util: float | None, shares: dict[int, float] | None, memory: Any = "all", device: float = 9e9) -> Told:
+    held = None if shares is None else {pid: Held(value, 0.2) for pid, value in shares.items()}
+    listed = {1: 100, 2: 200} if memory == "all" else memory
+    return Told(util, device, held, listed)
+
+
+@pytest.mark.parametrize(
+    ("says", "all_known", "a", "b"),
+    [
+        # The driver tells both; a job of several processes adds up and is as old as its oldest reading.
+        (told(0.7, {1: 0.3, 2: 0.4}), True, Use(0.3, 0.2, "process", 100), Use(0.4, 0.2, "process", 200)),
+        (
+            told(0.9, {1: 0.3, 11: 0.2, 2: 0.4}, {1: 100, 11: 50, 2: 0}),
+            True,
+            Use(0.5, 0.2, "process", 150),
+            Use(0.4, 0.2, "process", 0),
+        ),
+        # The driver names those only that did something.
+        (told(0.3, {1: 0.3}), True, Use(0.3, 0.2, "process", 100), Use(0.0, 0.0, "process", 200)),
+        (told(0.0, {1: 0.3}), True, Use(0.0, 0.0, "process", 100), Use(0.0, 0.0, "process", 200)),
+        (told(0.0, {}), True, Use(0.0, 0.0, "process", 100), Use(0.0, 0.0, "process", 200)),
+        (told(None, {1: 0.3}), True, Use(0.3, 0.2, "process", 100), Use(0.0, 0.0, "process", 200)),
+        # What nobody is said to have done is divided among those it may have been.
+        (told(0.8, {1: 0.3}), True, Use(0.3, 0.2, "process", 100), Use(0.5, 0.0, "device", 200)),
+        (told(0.8, {}), True, Use(0.4, 0.0, "device", 100), Use(0.4, 0.0, "device", 200)),
+        (told(0.8, {}, {1: 100}), True, Use(0.8, 0.0, "device", 100), Use(0.0, 0.0, "process", 0)),
+        (told(0.9, {}, {1: 1, 2: 2, 77: 3}), True, Use(0.3, 0.0, "device", 1), Use(0.3, 0.0, "device", 2)),
+        # A stranger's share is the stranger's.
+        (told(0.8, {77: 0.8}), True, Use(0.0, 0.0, "process", 100), Use(0.0, 0.0, "process", 200)),
+        # No utilisation by process (MIG, no permission).
+        (told(0.8, None), True, Use(0.4, 0.0, "device", 100), Use(0.4, 0.0, "device", 200)),
+        (told(0.0, None), True, Use(0.0, 0.0, "device", 100), Use(0.0, 0.0, "device", 200)),
+        (told(None, None), True, Use(memory_bytes=100), Use(memory_bytes=200)),
+        (told(None, {}), True, Use(memory_bytes=100), Use(memory_bytes=200)),
+        # Memory that is not told, or cannot be true, is unknown for the whole job.
+        (told(0.0, {}, {1: None, 11: 5, 2: 6}), True, Use(0.0, 0.0, "process"), Use(0.0, 0.0, "process", 6)),
+        (told(0.0, {}, None), True, Use(0.0, 0.0, "process"), Use(0.0, 0.0, "process")),
+        # In a container whose numbers nobody can translate: strangers may be ours.
+        (told(0.8, {777: 0.8}, {777: 5}), False, Use(0.4, 0.0, "device"), Use(0.4, 0.0, "device")),
+        (told(0.8, {777: 0.5}, {1: 5, 777: 5}), False, Use(0.4, 0.0, "device", 5), Use(0.4, 0.0, "device")),
+    ],
+)
+def test_two_jobs(says: Told, all_known: bool, a: Use, b: Use) -> None:
+    owners = {1: "a", 11: "a", 2: "b"}
+    found = attribute(["a", "b"], says, owners.get, all_known)
+    assert [round_use(found[job]) for job in ("a", "b")] == [a, b]
+
+
+def round_use(use: Use) -> Use:
+    return Use(None if use.util is None else round(use.util, 9), use.age_s, use.source, use.memory_bytes)
+
+
+@pytest.mark.parametrize(
+    ("says", "all_known", "expected"),
+    [
+        (told(0.8, {777: 0.8}, {777: 5}, 7e9), False, Use(0.8, 0.0, "device", 7e9)),
+        (told(0.8, {777: 0.8}, {777: 5}, 7e9), True, Use(0.0, 0.0, "process", 0)),
+        (told(0.8, {}, {1: None}, 7e9), True, Use(0.8, 0.0, "device", 7e9)),
+        (told(0.8, {}, {1: None, 777: 5}, 7e9), True, Use(0.4, 0.0, "device", None)),
+    ],
+)
+def test_a_job_that_has_the_device_to_itself(says: Told, all_known: bool, expected: Use) -> None:
+    assert attribute(["a"], says, {1: "a"}.get, all_known) == {"a": expected}
+
+
+@given(
+    st.one_of(st.none(), st.floats(0, 1)),
+    st.one_of(st.none(), st.dictionaries(st.integers(1, 6), st.floats(0, 1))),
+    st.one_of(st.none(), st.dictionaries(st.integers(1, 6), st.one_of(st.none(), st.integers(0, GIB)))),
+    st.booleans(),
+)
+def test_nothing_is_made_up(
+    util: float | None, shares: dict[int, float] | None, memory: dict[int, int | None] | None, known: bool
+) -> None:
+    owners = {1: "a", 2: "a", 3: "b", 4: "c"}
+    found = attribute(["a", "b", "c"], told(util, shares, memory), owners.get, known)
+    assert list(found) == ["a", "b", "c"]
+    for use in found.values():
+        assert use.util is None or 0.0 <= use.util <= 1.0
+        assert (use.util is None) == (use.source is None) == (use.age_s is None)
+    estimated = sum(use.util or 0.0 for use in found.values() if use.source == "device")
+    assert estimated <= (util or 0.0) + 1e-9
+    listed = sum(used or 0 for used in (memory or {}).values())
+    assert sum(use.memory_bytes or 0 for use in found.values()) <= listed
+
+
+# -- numbers of processes -------------------------------------------------------------------------------------------
+
+
+def proc(folder: Path, namespace: str, processes: dict[int, tuple[str, int]]) -> Path:
+    """A ``/proc`` with these processes: number → NSpid, start."""
+    (folder / "self/ns").mkdir(parents=True)
+    (folder / "self/ns/pid").symlink_to(namespace)
+    for pid, (numbers, start) in processes.items():
+        (folder / str(pid)).mkdir()
+        (folder / str(pid) / "status").write_text(f"Name:\tsleep\nNSpid:\t{numbers}\n")
+        (folder / str(pid) / "stat").write_text(f"{pid} (a b) S 1 " + "0 " * 17 + f"{start} 0\n")
+    if 99 in processes:  # the process that looks
+        (folder / "self/status").write_text((folder / "99/status").read_text())
+    return folder
+
+
+def test_on_the_host_numbers_are_what_they_are(tmp_path: Path) -> None:
+    pids = PidMap(proc(tmp_path / "proc", "pid:[4026531836]", {}), tmp_path / "none")
+    assert pids.translates
+    assert [pids.ours(pid, {5}) for pid in (5, 6, 6498025472)] == [5, None, None]
+
+
+def test_in_a_container_with_the_hosts_proc(tmp_path: Path) -> None:
+    own = proc(tmp_path / "proc", "pid:[4026539999]", {7: ("7", 500), 8: ("8", 600), 324: ("324", 700)})
+    host = proc(
+        tmp_path / "host",
+        "pid:[4026539999]",
+        {
+            99: ("99 4", 100),
+            1007: ("1007 7", 500),
+            2007: ("2007 7", 555),  # of another container: the same number, another process
+            1008: ("1008 8 3", 600),  # deeper
+            55: ("55", 1),  # of the host
+        },
+    )
+    pids = PidMap(own, host)
+    assert pids.translates
+    members = {7, 8, 324}
+    # 324: a driver that translates some of its lists itself
+    assert [pids.ours(pid, members) for pid in (1007, 2007, 1008, 55, 404, 324)] == [7, None, 8, None, None, 324]
+    pids.forget({1007})
+    (host / "1008/status").unlink()
+    assert [pids.ours(pid, members) for pid in (1007, 1008)] == [7, None]
+
+
+def test_in_a_container_without_it_only_numbers_that_fit_are_ours(tmp_path: Path) -> None:
+    pids = PidMap(proc(tmp_path / "proc", "pid:[4026539999]", {}), tmp_path / "none")
+    assert not pids.translates
+    assert [pids.ours(pid, {7}) for pid in (7, 1007)] == [7, None]
+
+
+def test_this_machine() -> None:
+    assert PidMap().ours(os.getpid(), {os.getpid()}) == os.getpid()
