@@ -203,7 +203,7 @@ class Scheduler:
 
     def set_tuning(self, tuning: TuningView) -> TuningView:
         """Change them, from the next cycle on."""
-        self._commit([SettingsChanged(tuning.placement, tuning.resize, tuning.scheduling)])
+        self._commit([SettingsChanged(tuning.placement, tuning.resize, tuning.scheduling, tuning.rebalance)])
         return self.tuning()
 
     def change_tuning(self, changes: Changes) -> TuningView:

@@ -65,6 +65,21 @@ class SchedulingSettings(_Section):
     size_weight: Weight = 0.2
 
 
+class RebalanceSettings(_Section):
+    """Suspending and moving jobs that can continue from their own checkpoint."""
+
+    enabled: StrictBool = True
+    move_cost_s: Annotated[float, Field(ge=0.0, strict=True)] = 60.0
+    priority_factor: Annotated[float, Field(ge=1.0, strict=True)] = 1.5
+
+
+class CheckpointSettings(_Section):
+    """Where jobs save their state. ``directory`` None = below the host's run directory."""
+
+    directory: str | None = None
+    grace_s: Annotated[float, Field(ge=0.0, strict=True)] = 30.0
+
+
 class LeaseSettings(_Section):
     """Time-outs that decide when somebody counts as gone."""
 
@@ -143,6 +158,8 @@ class Settings(_Section):
     placement: PlacementSettings = PlacementSettings()
     resize: ResizeSettings = ResizeSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    rebalance: RebalanceSettings = RebalanceSettings()
+    checkpoints: CheckpointSettings = CheckpointSettings()
     lease: LeaseSettings = LeaseSettings()
     profiler: ProfilerSettings = ProfilerSettings()
     signatures: SignatureSettings = SignatureSettings()

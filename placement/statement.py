@@ -34,6 +34,14 @@ class Statement:
         """Return all GPUs as they would be now, in the order of the snapshot."""
         return tuple(self._views)
 
+    def gpu(self, gpu_id: str) -> GpuView:
+        """Return one GPU as it would be now.
+
+        Raises:
+            KeyError: There is no such GPU in the snapshot.
+        """
+        return self._views[self._places[gpu_id]]
+
     def place(self, request: Request, placement: Placement) -> None:
         """Add the job to the GPUs of the placement and apply what its neighbours give up.
 
@@ -51,11 +59,16 @@ class Statement:
             changed.append(replace(gpu, residents=(*residents, resident_of(request, share, gpu.gpu_type))))
         self._apply(changed)
 
-    def evict(self, job_id: str) -> tuple[Share, ...]:
-        """Take the job off every GPU and return the shares it held (empty when it held none)."""
+    def evict(self, job_id: str, gpu_ids: Iterable[str] | None = None) -> tuple[Share, ...]:
+        """Take the job off its GPUs and return the shares it held (empty when it held none).
+
+        Args:
+            job_id: The job.
+            gpu_ids: The GPUs to look at; None = all.
+        """
         changed: list[GpuView] = []
         freed: list[Share] = []
-        for gpu in self._views:
+        for gpu in self._views if gpu_ids is None else [self.gpu(gpu_id) for gpu_id in gpu_ids]:
             kept = tuple(resident for resident in gpu.residents if resident.job_id != job_id)
             if len(kept) < len(gpu.residents):
                 freed.extend(resident.share for resident in gpu.residents if resident.job_id == job_id)

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from numbers import Integral, Real
 from typing import NamedTuple, cast, get_args
 
-from cotenant.scheduler.core.model import Gang, Hints, Isolation, PriorityClass, RestartPolicy
+from cotenant.scheduler.core.model import Checkpoint, Gang, Hints, Isolation, PriorityClass, RestartPolicy
 from cotenant.scheduler.errors import HintError
 
 METADATA_PREFIX = "cotenant."
@@ -23,6 +23,7 @@ METADATA_PREFIX = "cotenant."
 _MAX_TEXT = 64  # longer texts are mistakes, and converting them could take long
 _MAX_BYTES = 2**60
 _MAX_SECONDS = 10 * 365 * 86400.0
+_MAX_GRACE_S = 3600.0
 _MAX_UNIX_S = 2.0**38  # beyond the year 9999
 _MAX_COUNT = 2**31 - 1
 _MAX_PARAMETERS = 10**15
@@ -257,6 +258,10 @@ def _listed(kind: object) -> str:
     return f"{', '.join(first)} or {last}"
 
 
+def _grace(value: object, _now: float) -> float:
+    return _within(_duration(value, _now), 0.0, _MAX_GRACE_S)
+
+
 _HINTS: Mapping[str, _Hint] = {
     "gpus": _Hint(
         "gpus", _count(_MAX_GPUS), f"a whole number from 1 to {_MAX_GPUS}", "Number of GPUs, granted all or nothing."
@@ -352,6 +357,20 @@ _HINTS: Mapping[str, _Hint] = {
     "tenant": _Hint("tenant", _identifier, _NAME, "Tenant the job is accounted to."),
     "restart": _Hint(
         "restart", _one_of(_choices(RestartPolicy)), _listed(RestartPolicy), "When the job is queued again by itself."
+    ),
+    "checkpoint": _Hint(
+        "checkpoint",
+        _one_of(_choices(Checkpoint)),
+        _listed(Checkpoint),
+        'Whether the job saves its state on SIGTERM and continues from it when started again ("own"): only then may '
+        "the scheduler suspend or move it by itself (docs/checkpointing.md).",
+    ),
+    "grace": _Hint(
+        "grace_s",
+        _grace,
+        f"{_DURATIONS}, at most {_MAX_GRACE_S / 3600.0:g} h",
+        "Time between SIGTERM and SIGKILL when the job is stopped, suspended or moved.",
+        "setting checkpoints.grace_s with checkpoint own, else lease.stop_grace_s",
     ),
 }
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cotenant.configs.settings import PlacementSettings, ResizeSettings, SchedulingSettings
+from cotenant.configs.settings import PlacementSettings, RebalanceSettings, ResizeSettings, SchedulingSettings
 from cotenant.scheduler.core.model import JobState
 
 
@@ -289,3 +289,4 @@ class TuningView(View):
     placement: PlacementSettings
     resize: ResizeSettings
     scheduling: SchedulingSettings
+    rebalance: RebalanceSettings

@@ -19,7 +19,7 @@ from typing import Literal
 from cotenant.configs.settings import AccountSettings, PlacementSettings, SchedulingSettings
 from cotenant.placement.shares import FLOOR, demand_of, memory_need
 from cotenant.placement.types import GpuView, Request, Share
-from cotenant.scheduler.core.model import Gpu, Hints, Job
+from cotenant.scheduler.core.model import Gpu, Hints, Job, JobState
 
 Kind = Literal["tenant", "queue"]
 KINDS: tuple[Kind, ...] = ("tenant", "queue")
@@ -138,7 +138,12 @@ class Accounts:
 def _stake_of(job: Job, gpus: Mapping[str, Gpu]) -> Stake:
     if job.lease is not None:
         return Stake(held_of(job, gpus), jobs=1)
-    return NO_STAKE if job.state.terminal else WAITS
+    return WAITS if waits(job) else NO_STAKE
+
+
+def waits(job: Job) -> bool:
+    """Return whether the job counts as waiting for GPUs; one that is suspended wants none."""
+    return job.lease is None and not job.state.terminal and job.state is not JobState.SUSPENDED
 
 
 def busy(account: Account) -> bool:

@@ -8,7 +8,7 @@ commands; explanations are the jobs' fit errors).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cotenant.forecasting.types import InterferencePredictor
@@ -20,9 +20,10 @@ from cotenant.placement.types import GpuView, NoFit, Placement, Request
 from cotenant.scheduler.core.invariants import check_view
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.priority import ordered
-from cotenant.scheduler.core.quotas import Quotas
+from cotenant.scheduler.core.quotas import QUOTA_KINDS, Quotas
 from cotenant.scheduler.core.requests import ask_of
-from cotenant.scheduler.core.state import Snapshot, State
+from cotenant.scheduler.core.snapshot import Snapshot
+from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn
 from cotenant.scheduler.core.waiting import (
@@ -38,7 +39,6 @@ from cotenant.scheduler.core.waiting import (
 )
 
 MOST_EXCHANGED = 64  # placements of one cycle; beyond, it is long enough as it is
-QUOTA_KINDS = frozenset({"quota_gpus", "quota_jobs"})
 _Ask = tuple[object, ...]
 
 
@@ -67,6 +67,7 @@ def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
     """Place what can be placed now and note why the rest waits."""
     state = turn.state
     state.cycle += 1
+    state.moves.expire(turn.now)
     # 1. snapshot
     snapshot = state.snapshot()
     if not snapshot.hosts_known:
@@ -98,14 +99,15 @@ def propose(
 ) -> Plan:
     """Find places for the jobs in queue order, without changing anything.
 
-    A job that GPUs are held for comes first. Jobs that ask for the same thing get the same refusal: within one cycle
-    GPUs and quotas only fill up, so what did not fit before does not fit later.
+    Jobs that GPUs are kept or held for come first. Jobs that ask for the same thing get the same refusal: within one
+    cycle GPUs and quotas only fill up, so what did not fit before does not fit later.
     """
     proposal = _Proposal(state, snapshot, policy, predictor, sum(job.spec.hints.gpus for job in queue))
+    rest = [job for job in queue if not proposal.offer_claimed(job)] if state.moves.claims else queue
     holder = state.reservation.job_id if state.reservation else None
-    for job in (job for job in queue if job.spec.job_id == holder):
+    for job in (job for job in rest if job.spec.job_id == holder):
         proposal.offer(job)
-    for job in queue:
+    for job in rest:
         if job.spec.job_id != holder:
             proposal.offer(job)
     proposal.exchange(queue)
@@ -129,9 +131,32 @@ class _Proposal:
         self._state, self._snapshot, self._policy, self._predictor = state, snapshot, policy, predictor
         self._packing = snapshot.settings.placement
         self._waiting_gpus = waiting_gpus
+        self.claimants: set[str] = set()  # placed on GPUs that were kept for them
         self._quotas = Quotas(state.accounts, snapshot.settings, snapshot.gpus)
         self._fleet = state.fleet.bring_to(snapshot.gpus)  # as the next job may use them: what is held is closed
         self._refusals: dict[_Ask, NoFit] = {}
+        self._show_claimed(state.moves.claimed())
+
+    def offer_claimed(self, job: Job) -> bool:
+        """Place a job on the GPUs that are kept for it; False when there are none, or not all of them are free yet."""
+        claim = self._state.moves.claims.get(job.spec.job_id)
+        if claim is None or not set(claim.gpu_ids) <= self._state.gpus.keys():
+            return False
+        views = [self.statement.gpu(gpu_id) for gpu_id in claim.gpu_ids]
+        request = self._state.request_of(job)
+        if self._over_quota(job, request) is not None:
+            return False
+        answer = self._policy.place(request, views, self._predictor, self._packing, request.gpus)
+        if not isinstance(answer, Placement):
+            return False
+        self.claimants.add(job.spec.job_id)
+        self._show_claimed({gpu: owner for gpu, owner in self.plan.held.claimed.items() if owner != job.spec.job_id})
+        self._take(job, request, answer)
+        return True
+
+    def _show_claimed(self, claimed: Mapping[str, str]) -> None:
+        before, self.plan.held = self.plan.held.claimed, replace(self.plan.held, claimed=claimed)
+        self._show(gpu_id for gpu_id in {**before, **claimed} if gpu_id in self._state.gpus)
 
     def offer(self, job: Job) -> None:
         """Place the job, or note why it has to wait."""
@@ -171,7 +196,9 @@ class _Proposal:
         fixed = [
             request.job_id
             for request in (*waiting, *(request for request, _ in placed))
-            if jobs[request.job_id].spec.pinned_host or self._quotas.limits(jobs[request.job_id].spec.hints)
+            if request.job_id in self.claimants
+            or jobs[request.job_id].spec.pinned_host
+            or self._quotas.limits(jobs[request.job_id].spec.hints)
         ]
         statement.rollback()
         self._show(share.gpu_id for each in plan.placed for share in each.shares)
@@ -235,7 +262,7 @@ class _Proposal:
         else:
             found = reserve(wish, allowed, state.end_of, now)
         if found is not None:
-            self.plan.held = hold(found, job, allowed, state.end_of, now)
+            self.plan.held = replace(hold(found, job, allowed, state.end_of, now), claimed=self.plan.held.claimed)
             self._show_held()
 
 

@@ -53,19 +53,49 @@ def at_speed(progress: Progress, speed: float, now: float) -> Progress:
     return Progress(done_s(progress, now), now, max(SLOWEST, speed))
 
 
+def attained_s(job: Job, progress: Progress | None, now: float) -> float:
+    """Return what a job has done in all its runs that counts, in seconds' worth of running alone.
+
+    Where no speed was summed up (a job that does not say how long it runs), its time on GPUs.
+    """
+    if progress is not None:
+        return done_s(progress, now)
+    runs = job.lease is not None and job.started_at is not None and job.started_hosts.issuperset(job.hosts)
+    return job.done_s + (now - job.started_at if runs and job.started_at is not None else 0.0)
+
+
 def remaining_alone_s(hints: Hints, progress: Progress | None, now: float) -> float | None:
     """Return what the job still has to run if it were alone, seconds; None when that is not known."""
-    if hints.expected_duration_s is None:
-        return None
-    left_s = hints.expected_duration_s - (done_s(progress, now) if progress else 0.0)
-    return left_s if left_s > 0.0 else None
+    return left_of(hints, done_s(progress, now) if progress else 0.0)
 
 
-def waiting_outlook(hints: Hints, now: float) -> Outlook | None:
-    """Return what is expected of the deadline of a job that starts now, alone; None without a deadline."""
+def left_of(hints: Hints, done: float) -> float | None:
+    """Return what is left of a job that has done so much, seconds alone; None when that is not known."""
+    left_s = None if hints.expected_duration_s is None else hints.expected_duration_s - done
+    return left_s if left_s is not None and left_s > 0.0 else None
+
+
+def likely_left_s(hints: Hints, done: float) -> float:
+    """Return what to expect where nobody knows: that the job has as much left as it has done, seconds alone.
+
+    For run times with a heavy tail, as those of training jobs are, that is the right order of magnitude.
+    """
+    left_s = left_of(hints, done)
+    return done if left_s is None else left_s
+
+
+def waiting_outlook(hints: Hints, now: float, done: float = 0.0) -> Outlook | None:
+    """Return what is expected of the deadline of a job that starts now, alone; None without a deadline.
+
+    Args:
+        hints: Its hints.
+        now: Unix seconds.
+        done: What it has done and saved before, in seconds' worth of running alone.
+    """
     if hints.deadline_s is None:
         return None
-    return _outlook(hints.deadline_s - now, hints.expected_duration_s, hints.expected_duration_s, MARGIN, running=False)
+    left_s = left_of(hints, done)
+    return _outlook(hints.deadline_s - now, left_s, left_s, MARGIN, running=False)
 
 
 def running_outlook(job: Job, progress: Progress | None, now: float) -> Outlook | None:

@@ -17,6 +17,7 @@ from cotenant.scheduler.core.events import Event
 from cotenant.scheduler.core.handlers import HANDLERS
 from cotenant.scheduler.core.models import GuardedInterference, Informable, ModelSource, first_models, informed
 from cotenant.scheduler.core.priority import held_urgency
+from cotenant.scheduler.core.rebalancing import rebalance
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.turn import Turn
 
@@ -97,6 +98,8 @@ class Core:
             self._resize(turn, turn.measured, memory_wanted=bool(state.queued))
         if self._back_off_over(turn) or turn.dirty:
             run_cycle(turn, self.policy, self.predictor)
+            state.moves.look(turn.now)
+        rebalance(turn, self.policy, self.predictor)
         self._resize(turn, turn.members_changed, memory_wanted=False)
         refresh(state, turn.members_changed | turn.measured, self.predictor, turn.now)
         return turn.commands()

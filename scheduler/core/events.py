@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cotenant.configs.settings import PlacementSettings, ResizeSettings, SchedulingSettings
+from cotenant.configs.settings import PlacementSettings, RebalanceSettings, ResizeSettings, SchedulingSettings
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import JobMeasurement
 from cotenant.scheduler.core.model import Host, JobSpec
@@ -31,6 +31,34 @@ class StopRequested:
     job_id: str
     reason: str
     kind: Literal["stop_requested"] = "stop_requested"
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendRequested:
+    """Somebody wants the job off its GPUs until it is resumed (``reason`` says who and why)."""
+
+    job_id: str
+    reason: str
+    kind: Literal["suspend_requested"] = "suspend_requested"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """Somebody wants a suspended job to go on."""
+
+    job_id: str
+    reason: str
+    kind: Literal["resume_requested"] = "resume_requested"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRequested:
+    """Somebody wants the job on other GPUs; ``gpu_ids``: some of these, empty = wherever it fits elsewhere."""
+
+    job_id: str
+    reason: str
+    gpu_ids: tuple[str, ...] = ()
+    kind: Literal["move_requested"] = "move_requested"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +124,7 @@ class JobExited:
     """All processes of the job on the host are gone. ``exit_code`` is negative for a signal, as in ``subprocess``.
 
     ``lost``: the host let the job down (its lease expired, its record is damaged); it counts as lost with its node.
+    ``stopped``: it had been asked to end. Exit code 0 without that says that it is done.
     """
 
     job_id: str
@@ -104,6 +133,7 @@ class JobExited:
     exit_code: int
     reason: str = ""
     lost: bool = False
+    stopped: bool = False
     kind: Literal["job_exited"] = "job_exited"
 
 
@@ -139,11 +169,12 @@ class MeasurementsReported:
 
 @dataclass(frozen=True, slots=True)
 class SettingsChanged:
-    """An administrator changed how jobs are packed, resized or ordered; ``scheduling`` None = that stays as it is."""
+    """An administrator changed how jobs are packed, resized, ordered or moved; None = that stays as it is."""
 
     placement: PlacementSettings
     resize: ResizeSettings
     scheduling: SchedulingSettings | None = None
+    rebalance: RebalanceSettings | None = None
     kind: Literal["settings_changed"] = "settings_changed"
 
 
@@ -177,6 +208,9 @@ class Tick:
 Event = Annotated[
     JobSubmitted
     | StopRequested
+    | SuspendRequested
+    | ResumeRequested
+    | MoveRequested
     | ClientLost
     | HostJoined
     | HostUnreachable

@@ -24,14 +24,28 @@ from cotenant.scheduler.core.events import (
     MeasurementsReported,
     MemoryOverrun,
     ModelsChanged,
+    MoveRequested,
+    ResumeRequested,
     SettingsChanged,
     StartFailed,
     StopRequested,
+    SuspendRequested,
     Tick,
 )
-from cotenant.scheduler.core.model import Ending, Host, Job, JobState, Progress, RestartPolicy, StateChange
+from cotenant.scheduler.core.model import (
+    Ending,
+    Host,
+    Interruption,
+    Job,
+    JobState,
+    Progress,
+    RestartPolicy,
+    StateChange,
+)
+from cotenant.scheduler.core.moves import PATIENCE_S
+from cotenant.scheduler.core.requests import max_slowdown
 from cotenant.scheduler.core.sanity import plausible, plausible_bytes, sound
-from cotenant.scheduler.core.state import Usage
+from cotenant.scheduler.core.snapshot import Usage
 from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn
 
@@ -68,13 +82,53 @@ def stop_requested(turn: Turn, event: StopRequested) -> None:
         return
     ending = Ending(JobState.CANCELLED, event.reason)
     if job.state is JobState.STOPPING:
-        if job.ending is None or job.ending.state is JobState.QUEUED:
+        if job.ending is None or not job.ending.state.terminal:
             turn.state.put(replace(job, ending=ending))
     elif job.lease is None:
         turn.state.put(advance(job, JobState.CANCELLED, turn.now, event.reason))
         turn.dirty = True
     else:
         turn.stop(job, ending)
+
+
+def suspend_requested(turn: Turn, event: SuspendRequested) -> None:
+    """Hold a waiting job back at once; have a running one stopped first. It keeps the time it has waited."""
+    job = turn.state.jobs.get(event.job_id)
+    if job is None or job.state.terminal or job.state is JobState.SUSPENDED or job.spec.kind == "lease":
+        turn.state.ignore("suspension of a job that cannot be suspended")
+        return
+    ending = Ending(JobState.SUSPENDED, event.reason, interruption=Interruption("asked", turn.now))
+    if job.state is JobState.STOPPING:
+        if job.ending is None or not job.ending.state.terminal:
+            turn.state.put(replace(job, ending=ending))
+    elif job.lease is None:
+        turn.state.put(replace(advance(job, JobState.SUSPENDED, turn.now, event.reason), not_before=0.0))
+        turn.dirty = True
+    else:
+        turn.stop(job, ending)
+
+
+def resume_requested(turn: Turn, event: ResumeRequested) -> None:
+    """Let a suspended job wait for a place again; one that is only about to be suspended goes straight back."""
+    job, state = turn.state.jobs.get(event.job_id), turn.state
+    if job is not None and job.ending is not None and job.ending.state is JobState.SUSPENDED:
+        state.put(replace(job, ending=replace(job.ending, state=JobState.QUEUED, reason=event.reason)))
+    elif job is not None and job.state is JobState.SUSPENDED:
+        away_s = turn.now - job.history[-1].at
+        job = advance(job, JobState.QUEUED if state.hosts else JobState.PENDING, turn.now, event.reason)
+        state.put(replace(job, queued_at=job.queued_at + away_s))
+        turn.dirty = True
+    else:
+        state.ignore("resumption of a job that is not suspended")
+
+
+def move_requested(turn: Turn, event: MoveRequested) -> None:
+    """Have a running job moved, once it is known where to (see ``rebalancing``)."""
+    job = turn.state.jobs.get(event.job_id)
+    if job is None or job.state is not JobState.RUNNING or job.spec.kind == "lease":
+        turn.state.ignore("move of a job that does not run")
+    else:
+        turn.moves_wanted.append(event)
 
 
 def client_lost(turn: Turn, event: ClientLost) -> None:
@@ -148,7 +202,7 @@ def job_started(turn: Turn, event: JobStarted) -> None:
     if job.started_hosts.issuperset(job.hosts):
         job = replace(advance(job, JobState.RUNNING, turn.now, "all its processes run"), started_at=turn.now)
         if job.spec.hints.expected_duration_s is not None:
-            turn.state.progress[event.job_id] = Progress(0.0, turn.now, job.predicted or 1.0)
+            turn.state.progress[event.job_id] = Progress(job.done_s, turn.now, job.predicted or 1.0)
     turn.state.put(job)
 
 
@@ -171,6 +225,8 @@ def job_exited(turn: Turn, event: JobExited) -> None:
     code = event.exit_code
     if code == 0:
         ending = Ending(JobState.SUCCEEDED, event.reason or "exit code 0", exit_code=0)
+        if job.ending is not None and not job.ending.state.terminal and not event.stopped:
+            job = replace(job, ending=ending)  # it was done before it heard that it was to be suspended or moved
     else:
         reason = event.reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
         policies = ON_LOSS if event.lost else ON_FAILURE
@@ -262,6 +318,7 @@ def _measured(turn: Turn, measurement: JobMeasurement) -> None:
         state.ignore("absurd measurement")
         return
     profile = state.identified(job.spec, _within_the_device(measurement.profile))
+    _note_pace(turn, job, signature, profile)
     usage = Usage(signature, _signal(measurement), turn.now)
     state.usage.setdefault(measurement.job_id, {})[gpu_id] = usage
     turn.measured[gpu_id] = None
@@ -280,6 +337,18 @@ def _speed(job: Job, signature: Signature, profile: DemandProfile) -> float:
     if signature.step_rate and profile.solo_step_rate:
         return min(FASTEST, signature.step_rate / profile.solo_step_rate)
     return job.predicted or 1.0
+
+
+def _note_pace(turn: Turn, job: Job, signature: Signature, profile: DemandProfile) -> None:
+    """Note since when a job that shares is slowed down more than it accepts."""
+    hurt_since = turn.state.moves.hurt_since
+    shares = signature.neighbours and signature.step_rate and profile.solo_step_rate
+    limit = max_slowdown(job.spec.hints, turn.state.settings)
+    if shares and (profile.solo_step_rate or 0.0) > limit * (signature.step_rate or 0.0):
+        since = hurt_since.setdefault(job.spec.job_id, turn.now)
+        turn.state.moves.look(since + PATIENCE_S)
+    else:
+        hurt_since.pop(job.spec.job_id, None)
 
 
 def _signal(measurement: JobMeasurement) -> UsageSignal:
@@ -320,8 +389,8 @@ def _moves_placement(turn: Turn, old: DemandProfile | None, new: DemandProfile) 
 
 def settings_changed(turn: Turn, event: SettingsChanged) -> None:
     """Put the new settings in force at once."""
-    scheduling = event.scheduling or turn.state.settings.scheduling
-    changed = {"placement": event.placement, "resize": event.resize, "scheduling": scheduling}
+    said = {name: getattr(event, name) for name in ("placement", "resize", "scheduling", "rebalance")}
+    changed = {name: values for name, values in said.items() if values is not None}
     turn.state.set_settings(turn.state.settings.model_copy(update=changed))
     turn.measured.update(dict.fromkeys(turn.state.gpus))
     turn.dirty = True
@@ -354,6 +423,9 @@ def _current(turn: Turn, job_id: str, epoch: int, host_id: str) -> Job | None:
 HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     JobSubmitted: job_submitted,
     StopRequested: stop_requested,
+    SuspendRequested: suspend_requested,
+    ResumeRequested: resume_requested,
+    MoveRequested: move_requested,
     ClientLost: client_lost,
     HostJoined: host_joined,
     HostUnreachable: host_unreachable,

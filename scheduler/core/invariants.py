@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from cotenant.placement.types import GpuView
-from cotenant.scheduler.core.accounts import held_of, name_of
+from cotenant.scheduler.core.accounts import held_of, name_of, waits
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.state import InvariantViolation, State
 from cotenant.scheduler.core.transitions import HISTORY_LENGTH, TRANSITIONS, story
@@ -14,14 +14,16 @@ from cotenant.scheduler.core.transitions import HISTORY_LENGTH, TRANSITIONS, sto
 MAX_OVERLOOKED_CYCLES = 3
 TOLERANCE = 1e-9
 
-_LEASED = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPING})
+_LEASED = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 
 
 def check(state: State) -> None:
     """Check every invariant.
 
     * Per GPU, the memory shares add up to at most its usable memory and the compute shares to at most 1.
-    * A job holds a lease exactly while it is STARTING, RUNNING, SUSPENDED or STOPPING, with its own id and epoch.
+    * A job holds a lease exactly while it is STARTING, RUNNING or STOPPING, with its own id and epoch: a suspended
+      job holds nothing of any GPU.
+    * GPUs are claimed only for jobs that wait or are being moved, each GPU for one of them.
     * A job has an ending exactly while it is STOPPING.
     * Its history is a path through the transition table that ends in its present state.
     * No job waits for more than ``MAX_OVERLOOKED_CYCLES`` cycles beside an idle GPU that fits it.
@@ -41,7 +43,18 @@ def check(state: State) -> None:
     for job_id, cycles in state.overlooked.items():
         if cycles > MAX_OVERLOOKED_CYCLES:
             raise _violation(state.jobs[job_id], f"has waited for {cycles} cycles beside an idle GPU that fits it")
+    _check_claims(state)
     _check_indices(state)
+
+
+def _check_claims(state: State) -> None:
+    claimed = [gpu_id for claim in state.moves.claims.values() for gpu_id in claim.gpu_ids]
+    if len(set(claimed)) != len(claimed):
+        raise InvariantViolation(f"GPUs are claimed twice: {state.moves.claims}")
+    for job_id in state.moves.claims:
+        job = state.jobs[job_id]
+        if job.state not in (JobState.QUEUED, JobState.STOPPING):
+            raise _violation(job, "claims GPUs although it neither waits nor is being moved")
 
 
 def check_view(view: GpuView) -> None:
@@ -92,6 +105,8 @@ def _check_indices(state: State) -> None:
     want = {
         "queued": {job.spec.job_id for job in jobs if job.state is JobState.QUEUED},
         "pending": {job.spec.job_id for job in jobs if job.state is JobState.PENDING},
+        "suspended": {job.spec.job_id for job in jobs if job.state is JobState.SUSPENDED},
+        "savers": {job.spec.job_id for job in jobs if job.lease is not None and job.saves},
         "leased": {job.spec.job_id for job in jobs if job.lease is not None},
         "delayed": {job.spec.job_id for job in jobs if job.state is JobState.QUEUED and job.not_before > 0.0},
         "dated": {job.spec.job_id for job in jobs if job.lease is not None and job.spec.hints.deadline_s is not None},
@@ -112,7 +127,7 @@ def _check_accounts(state: State) -> None:
     for kind, accounts in state.accounts.by_kind.items():
         counts: dict[str, tuple[float, int, int]] = {}
         for job in state.jobs.values():
-            if not job.state.terminal:
+            if job.lease is not None or waits(job):
                 name = name_of(job.spec.hints, kind)
                 held, jobs, waiting = counts.get(name, (0.0, 0, 0))
                 leased = job.lease is not None

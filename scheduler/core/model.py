@@ -37,6 +37,7 @@ _TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 PriorityClass = Literal["low", "normal", "high"]
 Isolation = Literal["none", "soft", "hard"]
 Gang = Literal["host", "cluster"]
+Checkpoint = Literal["none", "own"]
 RestartPolicy = Literal["never", "on_node_loss", "on_failure"]
 
 
@@ -68,6 +69,9 @@ class Hints:
         group: What the job is one of, for example the replicas of a service.
         anti_affinity: Labels of jobs it shares no GPU with, sorted, with commas between: "group:web,tenant:ml".
         operator_mix: Whether to profile the operators of a few steps; None = as the setting says.
+        checkpoint: "own" = the job saves its state on SIGTERM and continues from it when it is started again: then it
+            loses nothing when it is suspended or moved.
+        grace_s: Time it gets for that before SIGKILL; None = as the settings say.
     """
 
     gpus: int = 1
@@ -91,6 +95,8 @@ class Hints:
     operator_mix: bool | None = None
     group: str | None = None
     anti_affinity: str | None = None
+    checkpoint: Checkpoint = "none"
+    grace_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +157,64 @@ class StateChange:
     reason: str
 
 
+InterruptionKind = Literal["asked", "unshare", "apart", "priority", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """Why a job that did nothing wrong was taken from its GPUs.
+
+    Attributes:
+        kind: "asked" (somebody asked for it), "unshare" (GPUs were free, and it runs faster alone), "apart" (a job on
+            its GPU was slowed down more than it accepts), "priority" (a more important job has its place), "memory" (a
+            job on its GPU needs more memory).
+        at: When, Unix seconds.
+        for_job: The job it makes room for.
+        gain_s: Time that all jobs concerned are expected to save together, seconds, without the cost.
+        cost_s: What it costs, seconds.
+        value: What counted for it: its priority value, or the throughput n in the pair that was dissolved.
+        against: What that was held against: the other job's value, or the least n accepted.
+    """
+
+    kind: InterruptionKind
+    at: float
+    for_job: str | None = None
+    gain_s: float | None = None
+    cost_s: float | None = None
+    value: float | None = None
+    against: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """GPUs that take nobody else for a while: kept for a job that moves there, or that others make room for.
+
+    Attributes:
+        gpu_ids: The GPUs.
+        until: Unix seconds; later anybody may have them.
+    """
+
+    gpu_ids: tuple[str, ...]
+    until: float
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What becomes of a job once all its hosts have let go of it.
 
     Attributes:
-        state: QUEUED (try again), SUCCEEDED, FAILED or CANCELLED.
+        state: QUEUED (try again), SUSPENDED, SUCCEEDED, FAILED or CANCELLED.
         reason: Why, for people.
         exit_code: The exit code to report; None = what the job's processes returned.
         backoff: Wait before the next try, longer after every failure (only with QUEUED).
+        interruption: The job did nothing wrong: it does not count as a restart.
     """
 
     state: JobState
     reason: str
     exit_code: int | None = None
     backoff: bool = False
+    interruption: Interruption | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +301,19 @@ class Job:
     colocation_log: tuple[Colocation, ...] = ()  # who it ran with and what was predicted, oldest first, bounded
     urgency: float = 0.0  # of its deadline, as its share weighs now; 0 while it holds no GPU
     at_risk: bool = False  # it may miss its deadline, and its neighbours yield
+    done_s: float = 0.0  # done and saved by its earlier runs, in seconds' worth of running alone
+    interruptions: int = 0  # how often it was suspended or moved
+    interruption: Interruption | None = None  # the last one
 
     @property
     def was_held(self) -> bool:
         """True for a lease that a Ray program has had: nobody would use it if it were granted once more."""
         return self.spec.kind == "lease" and self.started_at is not None
+
+    @property
+    def saves(self) -> bool:
+        """True when it loses nothing by being stopped: it continues from its own checkpoint."""
+        return self.spec.hints.checkpoint == "own" and self.spec.kind == "command"
 
 
 @dataclass(frozen=True, slots=True)

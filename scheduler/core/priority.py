@@ -6,8 +6,9 @@
 * U, urgency in [0, 1], is ``600 / (600 + laxity)`` with ``laxity = deadline - now - what it still has to run`` in
   seconds (not below 0); 0 without a deadline. (Least laxity first: Mok, 1983.)
 * C, criticality in [0, 1], is the hint; 0.5 when not said;
-* S, smallness in (0, 1], is ``3600 / (3600 + GPUs * expected duration)``, an hour of one GPU counting half; 0.5 when
-  the duration is not said;
+* S, smallness in (0, 1], is ``3600 / (3600 + GPUs * left)``, an hour of one GPU counting half, where left is what the
+  job is expected to have left: its expected duration less what it has done and saved, or as much as it has done where
+  that is not known; 0.5 for one that says nothing and has done nothing, and never more without a duration;
 * F, fair share in (0, 1], is the mean of the factors of its tenant and its queue (see ``accounts.fair_share``);
 * risk is 1 while the deadline is at risk but can still be met (see ``deadlines``), else 0;
 * waited is the time the job has spent in the queue, over all its tries. It counts without limit.
@@ -18,6 +19,10 @@ submitted first.
 Nobody starves: apart from waiting, values lie in an interval of width ``2 + w_u + w_c + w_s + w_f + 1``, so no job
 submitted more than ``900 s`` times that width after another (``overtaking_s``) is ever ahead of it; and for the first
 of those who waited long, GPUs are held (see ``waiting``).
+
+A job that runs has a value as well, by which it keeps its GPUs against others (see ``rebalancing``): with what it still
+has to run now, and the time it waited before. What counts against it is a waiting job's importance: its value without
+the time it has waited. So waiting protects, and never harms others.
 
 The weight of a share is ``2 ** (class - 1 + w_c (C - 1/2) + w_s (S - 1/2) + urgency)``, where urgency is
 ``w_u U + risk`` as held by the job: it follows only once it is off by ``HELD_CHANGE``, so that shares do not move with
@@ -30,8 +35,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cotenant.configs.settings import SchedulingSettings
-from cotenant.scheduler.core.deadlines import Outlook, waiting_outlook
-from cotenant.scheduler.core.model import Hints, Job
+from cotenant.scheduler.core.deadlines import (
+    Outlook,
+    attained_s,
+    left_of,
+    likely_left_s,
+    running_outlook,
+    waiting_outlook,
+)
+from cotenant.scheduler.core.model import Hints, Job, Progress
 
 CLASS_POINTS: Mapping[str, float] = {"low": 0.0, "normal": 1.0, "high": 2.0}
 AGE_WORTH_A_CLASS_S = 900.0
@@ -78,17 +90,40 @@ def parts(job: Job, now: float, standing: Standing = ALIKE) -> dict[str, float]:
     return dict(zip(PARTS, _terms(job, now, standing), strict=True))
 
 
+def importance(job: Job, now: float, standing: Standing = ALIKE) -> float:
+    """Return the value of a waiting job without the time it has waited."""
+    return sum(_terms(job, now, standing)[:-1])
+
+
+def held_value(job: Job, progress: Progress | None, now: float, standing: Standing = ALIKE) -> float:
+    """Return how much a job that runs deserves to keep its GPUs.
+
+    Args:
+        job: The job; holds a lease.
+        progress: How far it is, where that is summed up.
+        now: Unix seconds.
+        standing: What the order of the queue rests on.
+    """
+    outlook = None if job.spec.hints.deadline_s is None else running_outlook(job, progress, now)
+    waited_s = job.lease.granted_at - job.queued_at if job.lease else 0.0
+    return sum(_valued(job, outlook, attained_s(job, progress, now), waited_s, standing))
+
+
 def _terms(job: Job, now: float, standing: Standing) -> tuple[float, ...]:
+    outlook = None if job.spec.hints.deadline_s is None else waiting_outlook(job.spec.hints, now, job.done_s)
+    return _valued(job, outlook, job.done_s, now - job.queued_at, standing)
+
+
+def _valued(job: Job, outlook: Outlook | None, done: float, waited_s: float, standing: Standing) -> tuple[float, ...]:
     hints, settings = job.spec.hints, standing.settings
-    outlook = None if hints.deadline_s is None else waiting_outlook(hints, now)
     return (
         CLASS_POINTS[hints.priority],
         settings.urgency_weight * urgency_of(outlook),
         settings.criticality_weight * _criticality(hints),
-        settings.size_weight * _smallness(hints),
+        settings.size_weight * _smallness(hints, done),
         settings.fair_share_weight * standing.fair(hints),
         RISK_POINTS if outlook is not None and outlook.at_risk else 0.0,
-        max(0.0, now - job.queued_at) / AGE_WORTH_A_CLASS_S,
+        max(0.0, waited_s) / AGE_WORTH_A_CLASS_S,
     )
 
 
@@ -135,7 +170,6 @@ def _criticality(hints: Hints) -> float:
     return NEUTRAL if hints.criticality is None else hints.criticality
 
 
-def _smallness(hints: Hints) -> float:
-    if hints.expected_duration_s is None:
-        return NEUTRAL
-    return SIZE_SCALE_S / (SIZE_SCALE_S + hints.gpus * hints.expected_duration_s)
+def _smallness(hints: Hints, done: float = 0.0) -> float:
+    smallness = SIZE_SCALE_S / (SIZE_SCALE_S + hints.gpus * likely_left_s(hints, done))
+    return smallness if left_of(hints, done) is not None else min(NEUTRAL, smallness)

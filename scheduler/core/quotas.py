@@ -11,6 +11,7 @@ from cotenant.scheduler.core.accounts import KINDS, Accounts, Kind, asked_of, na
 from cotenant.scheduler.core.model import Hints
 
 TOLERANCE = 1e-9
+QUOTA_KINDS = frozenset({"quota_gpus", "quota_jobs"})
 _Key = tuple[Kind, str]
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.events import Event, JobMissing, JobStarted
 from cotenant.scheduler.core.model import Job, JobState
+from cotenant.scheduler.core.requests import grace_s
 from cotenant.scheduler.core.state import State
 
 Phase = Literal["starting", "running", "stopping", "exited"]
@@ -58,8 +59,8 @@ def reconcile(
             answers.extend(_known(state, host_id, job, item))
         elif item.phase not in ("stopping", "exited"):
             why = "it has no lease here" if job is None else f"its lease is of epoch {job.epoch}"
-            grace_s = state.settings.lease.stop_grace_s
-            answers.append(StopJob(host_id, item.job_id, item.epoch, grace_s, f"not entitled to a GPU: {why}"))
+            grace = state.settings.lease.stop_grace_s
+            answers.append(StopJob(host_id, item.job_id, item.epoch, grace, f"not entitled to a GPU: {why}"))
     answers.extend(_absent(state, host_id, job, now) for job_id, job in expected.items() if job_id not in present)
     events: list[Event] = [answer for answer in answers if isinstance(answer, JobStarted | JobMissing)]
     commands: list[Command] = [answer for answer in answers if not isinstance(answer, JobStarted | JobMissing)]
@@ -73,7 +74,7 @@ def _known(state: State, host_id: str, job: Job, item: InventoryItem) -> Iterato
     if job.state is JobState.STOPPING:
         if item.phase != "stopping":
             reason = job.ending.reason if job.ending else job.reason
-            yield StopJob(host_id, job_id, job.epoch, state.settings.lease.stop_grace_s, reason)
+            yield StopJob(host_id, job_id, job.epoch, grace_s(job.spec.hints, state.settings), reason)
         return
     if item.phase == "running" and job.state is JobState.STARTING and host_id not in job.started_hosts:
         yield JobStarted(job_id, job.epoch, host_id)
@@ -91,5 +92,5 @@ def _absent(state: State, host_id: str, job: Job, now: float) -> Answer:
             shares = state.shares_on(job, host_id)
             return StartJob(host_id, job.spec, job.epoch, lease.revision, shares, "the agent does not have it yet")
         if job.state is JobState.STOPPING and now - job.history[-1].at < limits.ttl_s:
-            return StopJob(host_id, job.spec.job_id, job.epoch, limits.stop_grace_s, job.reason)
+            return StopJob(host_id, job.spec.job_id, job.epoch, grace_s(job.spec.hints, state.settings), job.reason)
     return JobMissing(job.spec.job_id, job.epoch, host_id)

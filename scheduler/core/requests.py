@@ -23,6 +23,8 @@ _NO_MATTER: Mapping[str, Any] = {
     "framework": None,
     "restart": "never",
     "operator_mix": None,
+    "checkpoint": "none",
+    "grace_s": None,
 }
 
 
@@ -34,6 +36,13 @@ def described(hints: Hints) -> Descriptors:
 def max_slowdown(hints: Hints, settings: Settings) -> float:
     """Return the largest slowdown the job accepts."""
     return settings.placement.default_max_slowdown if hints.max_slowdown is None else hints.max_slowdown
+
+
+def grace_s(hints: Hints, settings: Settings) -> float:
+    """Return how long the job gets between SIGTERM and SIGKILL: one that saves its state needs more than a moment."""
+    if hints.grace_s is not None:
+        return hints.grace_s
+    return settings.checkpoints.grace_s if hints.checkpoint == "own" else settings.lease.stop_grace_s
 
 
 def ask_of(job: Job, measured: DemandProfile | None, *, by_queue: bool) -> tuple[object, ...]:

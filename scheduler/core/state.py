@@ -19,7 +19,7 @@ from cotenant.configs.settings import Settings
 from cotenant.forecasting.coldstart_profile import profile_from
 from cotenant.forecasting.interference.evidence import EvidenceBook
 from cotenant.forecasting.interference.observations import Observation
-from cotenant.forecasting.types import DemandProfile, Signature
+from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.fleet import Fleet
 from cotenant.placement.resize import ResizeMemory, UsageSignal
 from cotenant.placement.statement import resident_of
@@ -28,9 +28,11 @@ from cotenant.scheduler.core.accounts import Accounts, Kind
 from cotenant.scheduler.core.deadlines import remaining_alone_s
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec, JobState, Progress, Reservation
 from cotenant.scheduler.core.models import Models
+from cotenant.scheduler.core.moves import Moves
 from cotenant.scheduler.core.priority import Standing
 from cotenant.scheduler.core.requests import described, keep_longest, max_slowdown, request_of
 from cotenant.scheduler.core.sanity import sound
+from cotenant.scheduler.core.snapshot import Snapshot, Usage
 
 SCHEMA_VERSION = 1
 KEPT_ENDED_JOBS = 10_000
@@ -40,34 +42,6 @@ REMEMBERED_EXPECTATIONS = 10_000
 
 class InvariantViolation(Exception):
     """The state breaks a promise of the architecture: a bug. The message tells what led to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What was last measured of one job on one GPU, and what follows from it for its share."""
-
-    signature: Signature
-    signal: UsageSignal
-    measured_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """An immutable picture of a state, taken at the start of a scheduling cycle.
-
-    Attributes:
-        now: Unix seconds.
-        settings: The settings in force.
-        waiting: Jobs that may be placed now, in order of submission.
-        gpus: All GPUs with their residents.
-        hosts_known: At least one host is known.
-    """
-
-    now: float
-    settings: Settings
-    waiting: tuple[Job, ...]
-    gpus: tuple[GpuView, ...]
-    hosts_known: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +71,7 @@ class _Record:
     reservation: Reservation | None = None
     deadlines_seen_at: float = 0.0
     typed_profiles: dict[str, dict[str, DemandProfile]] = field(default_factory=dict)
+    moves: Moves = field(default_factory=Moves)
 
 
 # The one-element tuple carries the configuration, which a bare dataclass cannot: infinities survive the round trip.
@@ -130,6 +105,7 @@ class State:
         progress: How far the running jobs are that say how long they run.
         reservation: GPUs held for a job that waited long.
         deadlines_seen_at: When the deadlines of running jobs were last looked at.
+        moves: What is under way, and what must be remembered, of moving and suspending jobs.
         fleet: The GPUs as the last proposal left them; brought up to date by the next, not written down.
         models: The models themselves; not written down, they follow from the versions.
     """
@@ -156,9 +132,12 @@ class State:
     progress: dict[str, Progress] = field(default_factory=dict)
     reservation: Reservation | None = None
     deadlines_seen_at: float = 0.0
+    moves: Moves = field(default_factory=Moves)
     models: Models = field(default_factory=Models)
     queued: set[str] = field(default_factory=set)
     pending: set[str] = field(default_factory=set)
+    suspended: set[str] = field(default_factory=set)
+    savers: set[str] = field(default_factory=set)
     leased: set[str] = field(default_factory=set)
     delayed: set[str] = field(default_factory=set)
     dated: set[str] = field(default_factory=set)
@@ -373,6 +352,7 @@ class State:
             progress=self.progress,
             reservation=self.reservation,
             deadlines_seen_at=self.deadlines_seen_at,
+            moves=self.moves,
         )
         return _ADAPTER.dump_json((record,))
 
@@ -405,6 +385,7 @@ class State:
             progress=record.progress,
             reservation=record.reservation,
             deadlines_seen_at=record.deadlines_seen_at,
+            moves=record.moves,
         )
         for job in record.jobs:
             state.put(job)
@@ -419,6 +400,8 @@ class State:
         for index, belongs in (
             (self.queued, job.state is JobState.QUEUED),
             (self.pending, job.state is JobState.PENDING),
+            (self.suspended, job.state is JobState.SUSPENDED),
+            (self.savers, job.lease is not None and job.saves),
             (self.leased, job.lease is not None),
             (self.delayed, job.state is JobState.QUEUED and job.not_before > 0.0),
             (self.dated, job.lease is not None and job.spec.hints.deadline_s is not None),
@@ -432,6 +415,7 @@ class State:
             self.refused.pop(job_id, None)
         if job.lease is None:
             self.progress.pop(job_id, None)
+        self.moves.follow(job)
         before = {share.gpu_id for share in old.lease.shares} if old and old.lease else set()
         after = {share.gpu_id for share in job.lease.shares} if job.lease else set()
         for gpu_id in before - after:

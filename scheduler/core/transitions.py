@@ -13,12 +13,14 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.PENDING: frozenset(
         {
             JobState.QUEUED,  # a GPU host is known: the job may be placed
+            JobState.SUSPENDED,  # held back before it was ever queued
             JobState.CANCELLED,  # stopped before it was ever queued
         }
     ),
     JobState.QUEUED: frozenset(
         {
             JobState.STARTING,  # placed: the job holds a lease
+            JobState.SUSPENDED,  # held back while it waits
             JobState.FAILED,  # no device could ever take it
             JobState.CANCELLED,  # stopped while waiting
         }
@@ -26,7 +28,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.STARTING: frozenset(
         {
             JobState.RUNNING,  # every host has started its part
-            JobState.STOPPING,  # stopped, timed out, or one of several hosts let go of it
+            JobState.STOPPING,  # stopped, suspended, timed out, or one of several hosts let go of it
             JobState.QUEUED,  # its only host failed to start it or was lost: another try
             JobState.SUCCEEDED,  # ended so quickly that the exit overtook the start
             JobState.FAILED,  # could not be started, or ended badly at once
@@ -34,8 +36,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     ),
     JobState.RUNNING: frozenset(
         {
-            JobState.SUSPENDED,  # paused; its share is kept
-            JobState.STOPPING,  # stopped, evicted, or one of several hosts let go of it
+            JobState.STOPPING,  # stopped, suspended, moved, evicted, or one of several hosts let go of it
             JobState.QUEUED,  # host lost or failed, and the restart policy allows another try
             JobState.SUCCEEDED,  # exit code 0
             JobState.FAILED,  # any other end without another try
@@ -43,18 +44,17 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     ),
     JobState.SUSPENDED: frozenset(
         {
-            JobState.RUNNING,  # resumed
-            JobState.STOPPING,  # stopped or evicted while paused
-            JobState.QUEUED,  # host lost while paused, another try
-            JobState.SUCCEEDED,  # the exit overtook the pause
-            JobState.FAILED,  # host lost or killed while paused, no other try
+            JobState.QUEUED,  # resumed: it waits for a place
+            JobState.PENDING,  # resumed before any GPU host is known
+            JobState.CANCELLED,  # stopped while suspended: it holds nothing
         }
     ),
     JobState.STOPPING: frozenset(
         {
             JobState.CANCELLED,  # stopped on request, all processes gone
-            JobState.QUEUED,  # evicted or host lost: another try
-            JobState.SUCCEEDED,  # one of several hosts ended well, the others were stopped
+            JobState.QUEUED,  # moved, made room, evicted or host lost: another try
+            JobState.SUSPENDED,  # suspended on request, all processes gone, its GPUs are free
+            JobState.SUCCEEDED,  # it ended well by itself, before it was stopped or on one of several hosts
             JobState.FAILED,  # ended badly, all processes gone
         }
     ),

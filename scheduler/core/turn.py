@@ -13,7 +13,10 @@ from dataclasses import replace
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.colocation import close_log
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
+from cotenant.scheduler.core.deadlines import attained_s
+from cotenant.scheduler.core.events import MoveRequested
 from cotenant.scheduler.core.model import Ending, Job, JobState, Lease, RestartPolicy
+from cotenant.scheduler.core.requests import grace_s
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.transitions import advance
 
@@ -32,6 +35,7 @@ class Turn:
         measured: GPUs with new measurements.
         models_changed: Other models are to predict.
         evidence_changed: What was measured of jobs that share GPUs has grown.
+        moves_wanted: Moves that somebody asked for.
     """
 
     def __init__(self, state: State, now: float) -> None:
@@ -42,6 +46,7 @@ class Turn:
         self.measured: dict[str, None] = {}
         self.models_changed = False
         self.evidence_changed = False
+        self.moves_wanted: list[MoveRequested] = []
         self._stops: list[StopJob] = []
         self._resized: dict[str, tuple[Lease, str]] = {}  # lease before this turn, reason
         self._granted: dict[str, str] = {}  # reason
@@ -71,10 +76,10 @@ class Turn:
         """Have every host that still holds the job end it; ``ending`` says what happens then."""
         job = replace(advance(job, JobState.STOPPING, self.now, ending.reason), ending=ending)
         self.state.put(job)
-        grace_s = self.state.settings.lease.stop_grace_s
+        grace = grace_s(job.spec.hints, self.state.settings)
         for host_id in job.hosts:
             if host_id not in job.exited_hosts:
-                self._stops.append(StopJob(host_id, job.spec.job_id, job.epoch, grace_s, ending.reason))
+                self._stops.append(StopJob(host_id, job.spec.job_id, job.epoch, grace, ending.reason))
 
     def another_try(
         self, job: Job, reason: str, policies: Sequence[RestartPolicy], *, exit_code: int | None = None, backoff: bool
@@ -102,6 +107,10 @@ class Turn:
         self.state.usage.pop(job.spec.job_id, None)
         self.dirty = True
         waited_s = job.lease.granted_at - job.queued_at if job.lease else 0.0
+        if ending.interruption is not None:
+            done = attained_s(job, self.state.progress.get(job.spec.job_id), self.now) if job.saves else 0.0
+            times = job.interruptions + 1
+            job = replace(job, done_s=done, interruption=ending.interruption, interruptions=times)
         job = replace(
             advance(job, ending.state, self.now, ending.reason),
             lease=None,
@@ -114,11 +123,12 @@ class Turn:
             colocation_log=close_log(job.colocation_log, self.now),
             exit_code=job.exit_code if ending.exit_code is None else ending.exit_code,
         )
-        if ending.state is JobState.QUEUED:
+        if not ending.state.terminal:
+            job = replace(job, exit_code=None, queued_at=self.now - waited_s)  # only waiting counts as waiting
+        if ending.state is JobState.QUEUED and ending.interruption is None:
             wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(job.restarts, 30)) if ending.backoff else 0.0
             not_before = self.now + wait_s if wait_s else 0.0
-            queued_at = self.now - waited_s  # only time spent waiting counts as waiting
-            job = replace(job, restarts=job.restarts + 1, not_before=not_before, exit_code=None, queued_at=queued_at)
+            job = replace(job, restarts=job.restarts + 1, not_before=not_before)
         self.state.put(job)
 
     # -- shares -----------------------------------------------------------------------------------------------------

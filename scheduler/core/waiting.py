@@ -36,22 +36,26 @@ class Held:
         reservation: The reservation; None = nothing is held.
         note: Why its GPUs take nobody.
         open_until: By GPU id the time until which a held GPU may be used by others; one that is not named may not.
+        claimed: By GPU id the job it is kept for since that one is being moved there, or others make room for it.
     """
 
     reservation: Reservation | None = None
     note: str = ""
     open_until: Mapping[str, float] = field(default_factory=dict)
+    claimed: Mapping[str, str] = field(default_factory=dict)
 
     def __contains__(self, gpu_id: object) -> bool:
-        return self.reservation is not None and gpu_id in self.reservation.gpu_ids
+        return gpu_id in self.claimed or (self.reservation is not None and gpu_id in self.reservation.gpu_ids)
 
     def seen(self, view: GpuView, leaves_at: float | None = None) -> GpuView:
         """Return the GPU as a job sees it that is gone at that time (None = nobody knows when): open or closed."""
         if view.gpu_id not in self:
             return view
-        if leaves_at is not None and leaves_at <= self.open_until.get(view.gpu_id, -math.inf):
+        until = -math.inf if view.gpu_id in self.claimed else self.open_until.get(view.gpu_id, -math.inf)
+        if leaves_at is not None and leaves_at <= until:
             return view
-        return replace(view, schedulable=False, note=self.note)
+        claimant = self.claimed.get(view.gpu_id)
+        return replace(view, schedulable=False, note=self.note if claimant is None else f"kept for job {claimant}")
 
 
 NOTHING_HELD = Held()

@@ -116,7 +116,7 @@ def _culprits(entry: Entry, before: bytes, attempt: Callable[[Entry, bytes], str
 def _configure(state: State, settings: Settings) -> None:
     kept = {
         name: getattr(state.settings, name)
-        for name in ("placement", "resize", "scheduling")
+        for name in ("placement", "resize", "scheduling", "rebalance")
         if getattr(settings, name) == getattr(state.configured, name)
     }
     state.configured = settings

@@ -6,6 +6,7 @@ measurements. It never sees a run time or the truth about sharing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +104,7 @@ class CoreShell:
         self._members: dict[int, int] = {}  # how often the residents of a GPU have changed
         self._looks: dict[int, tuple[int, int]] = {}  # by GPU: its version, and how often it was looked at for memory
         self._ticking = self._sweeping = False
+        self._look_at = math.inf  # when the core's clock ticks so that it can rebalance
         self.calls = self.commands = 0
         self._do([HostJoined(host) for host in self._hosts])
 
@@ -209,6 +211,10 @@ class CoreShell:
             self.world.alarm(self.world.now + self._sensor.sensing.looks_s[0], ("sweep",))
         return found
 
+    def _on_look(self) -> list[Event]:
+        self._look_at = math.inf
+        return [Tick()]
+
     def _on_tick(self) -> list[Event]:
         self._ticking = False
         return [Tick()]
@@ -281,6 +287,10 @@ class CoreShell:
             at = min([self.world.now + self.delays.tick_s, *(each for each in due if each > self.world.now)])
             self._ticking = True
             self.world.alarm(at, ("tick",))
+        look_at = max(state.moves.next_look_at, self.world.now)
+        if state.savers and state.settings.rebalance.enabled and look_at < self._look_at:
+            self._look_at = look_at
+            self.world.alarm(look_at, ("look",))
         if waiting and not self._sweeping:
             self._sweeping = True
             self.world.alarm(self.world.now + self._sensor.sensing.delay_s, ("sweep",))
@@ -337,4 +347,5 @@ class CoreShell:
             max_slowdown=job.max_slowdown,
             tenant=job.user or "default",
             restart="on_failure",
+            checkpoint="own",  # as the baselines have it: anybody can be suspended, at the world's cost
         )

@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from scheduling import GIB, half, host, measurement, profile, report, settings, spec
 
-from cotenant.configs.settings import LeaseSettings, PlacementSettings, ResizeSettings, Settings
+from cotenant.configs.settings import LeaseSettings, PlacementSettings, RebalanceSettings, ResizeSettings, Settings
 from cotenant.placement.types import Share
 from cotenant.scheduler.core import queries, whatif
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob
@@ -29,9 +29,12 @@ from cotenant.scheduler.core.events import (
     JobStarted,
     JobSubmitted,
     MemoryOverrun,
+    MoveRequested,
+    ResumeRequested,
     SettingsChanged,
     StartFailed,
     StopRequested,
+    SuspendRequested,
     Tick,
 )
 from cotenant.scheduler.core.invariants import check
@@ -42,6 +45,7 @@ from cotenant.scheduler.core.state import State
 HOSTS = ("h1", "h2", "h3")
 CONFIGURED = Settings(
     placement=settings().placement,
+    rebalance=RebalanceSettings(move_cost_s=5.0),
     lease=LeaseSettings(ttl_s=10.0, start_timeout_s=20.0, stop_grace_s=1.0, max_restarts=2),
 )
 
@@ -169,6 +173,8 @@ class Cluster(RuleBasedStateMachine):
                 "isolation": st.sampled_from(["none", "soft", "hard"]),
                 "restart": st.sampled_from(["never", "on_node_loss", "on_failure"]),
                 "deadline_s": st.sampled_from([None, 1100.0]),
+                "checkpoint": st.sampled_from(["none", "own", "own"]),
+                "expected_duration_s": st.sampled_from([None, 5000.0]),
             }
         ),
     )
@@ -186,6 +192,14 @@ class Cluster(RuleBasedStateMachine):
     def ask_to_stop(self, number: int, lost: bool) -> None:
         job_id = f"j{number % self.submitted + 1}"
         self.happen(ClientLost(job_id) if lost else StopRequested(job_id, "stopped by user"))
+
+    @precondition(lambda self: self.submitted)
+    @rule(number=st.integers(1, 30), what=st.sampled_from(["suspend", "resume", "move", "move to"]))
+    def ask_to_move(self, number: int, what: str) -> None:
+        job_id = f"j{number % self.submitted + 1}"
+        gpu_ids = tuple(self.core.state.gpus)[:2] if what == "move to" else ()
+        asked = {"suspend": SuspendRequested(job_id, "x"), "resume": ResumeRequested(job_id, "y")}
+        self.happen(asked.get(what, MoveRequested(job_id, "z", gpu_ids)))
 
     @precondition(lambda self: self.submitted)
     @rule(number=st.integers(1, 30))
@@ -275,10 +289,12 @@ class Cluster(RuleBasedStateMachine):
             agent.end(job_id, StartFailed(job_id, part.epoch, host_id, how, retry=how == "retry"))
 
     @precondition(lambda self: self.parts("running", "stopping"))
-    @rule(data=st.data(), code=st.sampled_from([0, 0, 0, 1, -9, None]))
-    def a_job_ends(self, data: st.DataObject, code: int | None) -> None:
+    @rule(data=st.data(), code=st.sampled_from([0, 0, 0, 1, -9, None]), heard=st.booleans())
+    def a_job_ends(self, data: st.DataObject, code: int | None, heard: bool) -> None:
         agent, job_id, part = data.draw(st.sampled_from(self.parts("running", "stopping")))
-        agent.end(job_id, None if code is None else JobExited(job_id, part.epoch, agent.host.host_id, code))
+        host_id, stopped = agent.host.host_id, heard and part.phase == "stopping"
+        exited = None if code is None else JobExited(job_id, part.epoch, host_id, code, stopped=stopped)
+        agent.end(job_id, exited)
 
     @precondition(lambda self: any(agent.reachable and agent.parts for agent in self.agents.values()))
     @rule(data=st.data(), util=st.sampled_from([0.05, 0.3, 0.6, 0.95]), held_back=st.sampled_from([0.0, 0.4]))

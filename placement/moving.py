@@ -1,0 +1,86 @@
+"""What a move is worth: how much sooner the jobs concerned are expected to end.
+
+A job with work ``left`` (seconds alone on its fastest GPU type) whose GPU does it at speed ``v`` alone and at ``v n``
+beside its company ends after ``left / v + h (1 - n)``: while the company lasts, ``h``, it falls behind by ``1 - n`` per
+second, and afterwards it is alone. The company lasts until the job itself ends, or the last of its neighbours does:
+``h = min(left / (v n), max over neighbours of left / (v n))``. A job on several GPUs goes at the speed of the slowest.
+
+That somebody may take the place of a neighbour that has ended is not foreseen: a move is worth at least this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cotenant.forecasting.types import InterferencePredictor, predict_sets
+from cotenant.placement.types import GpuView
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a job goes.
+
+    Attributes:
+        n: Its normalised throughput, in (0, 1].
+        speed: How fast it is alone on these GPUs against its fastest type, in (0, 1].
+        company: The jobs it shares GPUs with.
+    """
+
+    n: float
+    speed: float
+    company: tuple[str, ...]
+
+
+def paces(
+    job_ids: Iterable[str],
+    gpus_of: Callable[[str], Sequence[GpuView]],
+    predictor: InterferencePredictor,
+    slowness_of: Callable[[str, str], float],
+) -> dict[str, Pace]:
+    """Return how these jobs are predicted to go.
+
+    Args:
+        job_ids: The jobs.
+        gpus_of: The GPUs of a job with all that they carry, itself included.
+        predictor: Predicts how jobs on one GPU slow each other down.
+        slowness_of: How many times longer a job takes alone on a GPU type than on its fastest (>= 1).
+    """
+    gpus = {job_id: gpus_of(job_id) for job_id in job_ids}
+    views = list({view.gpu_id: view for some in gpus.values() for view in some}.values())
+    found = predict_sets(predictor, [(view.gpu_type, [r.profile for r in view.residents]) for view in views])
+    n_on = {
+        (view.gpu_id, resident.job_id): prediction.mid
+        for view, predictions in zip(views, found, strict=True)
+        for resident, prediction in zip(view.residents, predictions, strict=True)
+    }
+    return {
+        job_id: Pace(
+            n=min(n_on[view.gpu_id, job_id] for view in some),
+            speed=min(1.0 / slowness_of(job_id, view.gpu_type) for view in some),
+            company=tuple(dict.fromkeys(r.job_id for view in some for r in view.residents if r.job_id != job_id)),
+        )
+        for job_id, some in gpus.items()
+        if some
+    }
+
+
+def ends_in_s(job_id: str, all_paces: Mapping[str, Pace], left_s: Callable[[str], float]) -> float:
+    """Return in how many seconds a job is expected to end.
+
+    Args:
+        job_id: The job.
+        all_paces: How it and its company go; whoever is not in it counts as going at full speed.
+        left_s: What a job has left, in seconds alone on its fastest type.
+    """
+    pace = all_paces[job_id]
+    alone_s = left_s(job_id) / pace.speed
+    if not pace.company:
+        return alone_s
+    stays_s = max(_together_s(other, all_paces, left_s) for other in pace.company)
+    return alone_s + min(_together_s(job_id, all_paces, left_s), stays_s) * (1.0 - pace.n)
+
+
+def _together_s(job_id: str, all_paces: Mapping[str, Pace], left_s: Callable[[str], float]) -> float:
+    pace = all_paces.get(job_id)
+    return left_s(job_id) if pace is None else left_s(job_id) / (pace.speed * pace.n)

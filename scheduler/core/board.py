@@ -1,0 +1,143 @@
+"""The cluster as it will be once those have left, and are placed, that rebalancing has decided about so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cotenant.forecasting.types import InterferencePredictor
+from cotenant.placement.engine import PlacementPolicy
+from cotenant.placement.moving import Pace, paces
+from cotenant.placement.objective import slowness
+from cotenant.placement.statement import Statement
+from cotenant.placement.types import GpuView, Placement
+from cotenant.scheduler.core.cycle import on_allowed_host
+from cotenant.scheduler.core.deadlines import attained_s, likely_left_s
+from cotenant.scheduler.core.interruptions import tell
+from cotenant.scheduler.core.model import Ending, Interruption, Job, JobState
+from cotenant.scheduler.core.priority import held_value
+from cotenant.scheduler.core.requests import grace_s
+from cotenant.scheduler.core.turn import Turn
+from cotenant.scheduler.core.waiting import Held
+
+REST = 5.0  # a job is left alone for so many times the cost of a move
+CLAIM_SLACK_S = 30.0  # beyond the grace period of those who leave
+
+
+class Board:
+    """A statement over the present cluster; ``close`` it, since it works on the state's own fleet.
+
+    Attributes:
+        turn: Takes the decisions.
+        state: The state.
+        now: Unix seconds.
+        rules: The settings of rebalancing.
+        standing: What priority values rest on.
+        statement: The GPUs as they will be.
+        taken: Jobs that leave their GPUs.
+    """
+
+    def __init__(self, turn: Turn, policy: PlacementPolicy, predictor: InterferencePredictor) -> None:
+        self.turn, self.state, self.now = turn, turn.state, turn.now
+        self.rules = turn.state.settings.rebalance
+        self.standing = turn.state.standing()
+        self.statement = Statement(turn.state.fleet.bring_to(turn.state.snapshot().gpus))
+        self.taken: set[str] = set()
+        self._policy, self._predictor = policy, predictor
+        self._packing = turn.state.settings.placement
+        self._places: dict[str, tuple[str, ...]] = {}  # of jobs that are placed elsewhere on the board
+        self._held = self._now_held()
+
+    def close(self) -> None:
+        """Take back what was only imagined."""
+        self.statement.rollback()
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def movable(self) -> list[Job]:
+        """Return the running jobs that lose nothing and have had their rest, in order of submission."""
+        rest_s = REST * self.rules.move_cost_s
+        return [
+            job
+            for job in self.state.in_order(self.state.savers - self.taken)
+            if job.state is JobState.RUNNING and job.lease and self.now - job.lease.granted_at >= rest_s
+        ]
+
+    def left_s(self, job_id: str) -> float:
+        """Return how long the job is expected to run on, alone, seconds."""
+        job = self.state.jobs[job_id]
+        return likely_left_s(job.spec.hints, attained_s(job, self.state.progress.get(job_id), self.now))
+
+    def value(self, job: Job) -> float:
+        """Return the priority value by which a running job keeps its GPUs."""
+        return held_value(job, self.state.progress.get(job.spec.job_id), self.now, self.standing)
+
+    def places(self, job_id: str) -> tuple[str, ...]:
+        """Return the GPUs of a job."""
+        lease = self.state.jobs[job_id].lease
+        return self._places.get(job_id) or tuple(share.gpu_id for share in (lease.shares if lease else ()))
+
+    def residents(self, gpu_ids: Sequence[str]) -> dict[str, None]:
+        """Return the jobs on these GPUs, each once, in order."""
+        return {resident.job_id: None for gpu_id in gpu_ids for resident in self.statement.gpu(gpu_id).residents}
+
+    def open_to(self, job: Job, views: Sequence[GpuView]) -> list[GpuView]:
+        """Return those of these GPUs, as they will be, that are open to the job."""
+        return [self.statement.gpu(v.gpu_id) for v in on_allowed_host(job, views) if v.gpu_id not in self._held]
+
+    def empty(self) -> list[GpuView]:
+        """Return the GPUs that carry nobody and that nobody has a claim on."""
+        fleet = self.statement.fleet
+        free = ((fleet.crowd == 0) & fleet.schedulable).nonzero()[0].tolist()
+        return [fleet[place] for place in free if fleet[place].gpu_id not in self._held]
+
+    def paces(self, job_ids: Sequence[str]) -> dict[str, Pace]:
+        """Return how these jobs are predicted to go."""
+        return paces(job_ids, self._gpus_of, self._predictor, self._slowness)
+
+    def _slowness(self, job_id: str, gpu_type: str) -> float:
+        return slowness(gpu_type, self.state.request_of(self.state.jobs[job_id]), self._packing)
+
+    def _gpus_of(self, job_id: str) -> list[GpuView]:
+        return [self.statement.gpu(gpu_id) for gpu_id in self.places(job_id)]
+
+    # -- imagining --------------------------------------------------------------------------------------------------
+
+    def evict(self, job_id: str) -> None:
+        """Take a job off its GPUs."""
+        self.statement.evict(job_id, self.places(job_id))
+
+    def place(self, job: Job, views: Sequence[GpuView]) -> Placement | None:
+        """Place a job that has no GPUs on some of these; None when it does not fit."""
+        request, now = self.state.request_of(job), self.open_to(job, views)
+        if len(now) < request.gpus:
+            return None
+        answer = self._policy.place(request, now, self._predictor, self._packing, request.gpus)
+        if not isinstance(answer, Placement):
+            return None
+        self.statement.place(request, answer)
+        self._places[job.spec.job_id] = tuple(share.gpu_id for share in answer.shares)
+        return answer
+
+    def take_back(self, mark: int, job_id: str) -> None:
+        """Undo everything since a checkpoint of the statement, the placement of this job included."""
+        self.statement.rollback(mark)
+        self._places.pop(job_id, None)
+
+    # -- deciding ---------------------------------------------------------------------------------------------------
+
+    def leave(self, job: Job, why: Interruption, reason: str = "") -> None:
+        """Have a job leave its GPUs; it waits for others, or goes where it was placed on the board."""
+        job_id = job.spec.job_id
+        if job_id in self._places:
+            self.keep(job_id, [job])
+        self.taken.add(job_id)
+        self.turn.stop(job, Ending(JobState.QUEUED, reason or tell(why), interruption=why))
+
+    def keep(self, job_id: str, leaving: Sequence[Job]) -> None:
+        """Keep the GPUs on which a job was placed on the board for it until those who leave are gone."""
+        grace = max(grace_s(other.spec.hints, self.state.settings) for other in leaving)
+        self.state.moves.claim(job_id, self._places[job_id], self.now + grace + CLAIM_SLACK_S)
+        self._held = self._now_held()
+
+    def _now_held(self) -> Held:
+        return Held(self.state.reservation, claimed=self.state.moves.claimed())

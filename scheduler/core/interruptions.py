@@ -1,0 +1,30 @@
+"""Saying why a job was taken from its GPUs."""
+
+from __future__ import annotations
+
+from cotenant.scheduler.core.model import Interruption
+
+
+def tell(why: Interruption) -> str:
+    """Say it for people: "gets GPUs of its own: saves 340 s, costs 60 s"."""
+    match why.kind:
+        case "priority":
+            return f"makes room for job {why.for_job}, whose priority {why.against or 0.0:.2f} beats its {_value(why)}"
+        case "apart":
+            limit = 1.0 / (why.against or 1.0)
+            slowed = f"job {why.for_job} on its GPU is slowed down {1.0 / (why.value or 1.0):.2f} > {limit:.2f}"
+            return f"{slowed}: {_worth(why)}"
+        case "unshare":
+            return f"gets GPUs of its own, which were free: {_worth(why)}"
+        case "memory":
+            return f"makes room for job {why.for_job}, which needs more memory than its share"
+        case _:
+            return "as asked"
+
+
+def _worth(why: Interruption) -> str:
+    return f"parting saves {why.gain_s or 0.0:.0f} s and costs {why.cost_s or 0.0:.0f} s"
+
+
+def _value(why: Interruption) -> str:
+    return f"{why.value or 0.0:.2f}"

@@ -1,0 +1,105 @@
+"""Having less important jobs make room for those that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cotenant.placement.types import GpuView, Placement
+from cotenant.scheduler.core.board import Board
+from cotenant.scheduler.core.model import Interruption, Job
+from cotenant.scheduler.core.moves import PATIENCE_S
+from cotenant.scheduler.core.priority import importance, ordered
+from cotenant.scheduler.core.quotas import QUOTA_KINDS
+
+MOST_CLAIMANTS = 8  # waiting jobs that are looked at, of those that have waited long enough
+MOST_TRIED = 16  # GPUs or hosts, and jobs on them, that are tried for one of them
+
+_Valued = tuple[float, Job]
+
+
+def make_room(board: Board) -> bool:
+    """Have less important jobs leave for waiting jobs that fit nowhere; say whether anybody waits who may start."""
+    state, now = board.state, board.now
+    may = [
+        state.jobs[job_id]
+        for job_id, errors in state.refused.items()
+        if not any(error.kind in QUOTA_KINDS for error in errors)
+    ]
+    for job in may:
+        if job.queued_at + PATIENCE_S > now:
+            state.moves.look(job.queued_at + PATIENCE_S)
+    patient = [job for job in may if job.queued_at + PATIENCE_S <= now and job.spec.job_id not in state.moves.claims]
+    if patient:
+        by_value = sorted((board.value(job), -job.seq, job) for job in board.movable())
+        for job in ordered(patient, now, board.standing)[:MOST_CLAIMANTS]:
+            _make_room_for(board, job, [(value, other) for value, _, other in by_value])
+    return bool(may)
+
+
+def _make_room_for(board: Board, job: Job, by_value: Sequence[_Valued]) -> None:
+    worth, soon_s = importance(job, board.now, board.standing), 2.0 * board.rules.move_cost_s
+    victims = [
+        (value, other)
+        for value, other in by_value
+        if value * board.rules.priority_factor <= worth
+        and other.spec.job_id not in board.taken
+        and board.left_s(other.spec.job_id) > soon_s  # whoever ends by then anyway need not be asked
+    ]
+    for views, group in _groups(board, job, victims):
+        leaving = _place_without(board, job, views, group)
+        if leaving is None:
+            continue
+        for value, other in leaving:
+            board.leave(other, Interruption("priority", board.now, job.spec.job_id, value=value, against=worth))
+        board.keep(job.spec.job_id, [other for _, other in leaving])
+        return
+
+
+def _groups(board: Board, job: Job, victims: Sequence[_Valued]) -> Iterator[tuple[list[GpuView], list[_Valued]]]:
+    """Yield GPUs with the jobs that could leave them, least valued first: single ones, those of a host, or all."""
+    hints, gpus = job.spec.hints, board.state.gpus
+    groups: dict[str, dict[str, _Valued]] = {}
+    for value, other in victims:
+        for gpu_id in board.places(other.spec.job_id):
+            where = gpu_id if hints.gpus == 1 else gpus[gpu_id].host_id if hints.gang == "host" else ""
+            groups.setdefault(where, {})[other.spec.job_id] = (value, other)
+    for where, group in list(groups.items())[:MOST_TRIED]:
+        if hints.gpus == 1:
+            views = [board.statement.gpu(where)]
+        else:
+            views = [board.statement.gpu(gpu.gpu_id) for gpu in gpus.values() if where in ("", gpu.host_id)]
+        if len(views) >= hints.gpus:
+            yield views, list(group.values())
+
+
+def _place_without(board: Board, job: Job, views: Sequence[GpuView], group: Sequence[_Valued]) -> list[_Valued] | None:
+    """Place the job on some of these GPUs once enough of the group have left; None, and nothing changed, if it cannot.
+
+    Returns:
+        Those who have to leave, without those who would leave for nothing.
+    """
+    job_id, mark = job.spec.job_id, board.statement.checkpoint()
+    gone: list[_Valued] = []
+    placement: Placement | None = None
+    for each in group[: max(MOST_TRIED, 2 * job.spec.hints.gpus)]:
+        board.evict(each[1].spec.job_id)
+        gone.append(each)
+        free = sum(not board.statement.gpu(view.gpu_id).residents for view in views)
+        # With many GPUs asked for, only those that can be had count: shared ones are left to the placement of one.
+        placement = board.place(job, views) if free >= job.spec.hints.gpus or job.spec.hints.gpus == 1 else None
+        if placement is not None:
+            break
+    if placement is None:
+        board.take_back(mark, job_id)
+        return None
+    used = {share.gpu_id for share in placement.shares}
+    needed = [each for each in gone if used.intersection(board.places(each[1].spec.job_id))]
+    if len(needed) == len(gone):
+        return gone
+    board.take_back(mark, job_id)
+    for _, other in needed:
+        board.evict(other.spec.job_id)
+    if board.place(job, [view for view in views if view.gpu_id in used]) is not None:
+        return needed
+    board.take_back(mark, job_id)
+    return None

@@ -1,0 +1,169 @@
+"""Moving jobs away from each other: where one is slowed down more than it accepts, and where GPUs are free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cotenant.placement.moving import Pace, ends_in_s
+from cotenant.placement.types import GpuView
+from cotenant.scheduler.core.board import Board
+from cotenant.scheduler.core.model import Interruption, Job, JobState
+from cotenant.scheduler.core.moves import PATIENCE_S
+from cotenant.scheduler.core.requests import max_slowdown
+
+TOLERANCE = 1.1  # a slowdown that is less beyond the accepted one is left as it is
+WORTH = 1.5  # what is saved must be so many times what it costs
+MOST_CONSIDERED = 16  # jobs that are looked at, of each kind
+MOST_MOVES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A job, where it goes, and what all jobs concerned save by it, seconds, by their weight against its own."""
+
+    job: Job
+    gpu_ids: tuple[str, ...]
+    gain_s: float
+
+
+def part(board: Board) -> None:
+    """Part jobs of which one is slowed down more than it accepts.
+
+    It or a neighbour moves to where all get along, whichever saves most; or else, when it is more important by the
+    factor of the settings, a neighbour makes room.
+    """
+    movable = board.movable()
+    for hurt, limit in _hurt(board, movable)[:MOST_CONSIDERED]:
+        job_id = hurt.spec.job_id
+        near = board.residents(board.places(job_id))
+        if not board.taken.isdisjoint(near):
+            continue  # somebody leaves already
+        n, movers = _throughput(board, hurt), [job for job in movable if job.spec.job_id in near]
+        known = {job_id: n} if job_id in board.state.moves.hurt_since else {}
+        found = [
+            move for job in movers if (move := _worked_out(board, job, board.statement.view(), known, (job_id, limit)))
+        ]
+        if found:
+            best = max(found, key=lambda move: move.gain_s)
+            _go(
+                board,
+                best,
+                Interruption("apart", board.now, job_id, best.gain_s, board.rules.move_cost_s, n, 1.0 / limit),
+            )
+        else:
+            _send_away(board, hurt, n, [job for job in movers if job is not hurt])
+
+
+def _send_away(board: Board, hurt: Job, n: float, neighbours: Sequence[Job]) -> None:
+    """Have the least important neighbour make room if the job is more important by the factor of the settings."""
+    worth, cost_s = board.value(hurt), board.rules.move_cost_s
+    valued = sorted((board.value(job), job.seq, job) for job in neighbours)
+    gain_s = board.left_s(hurt.spec.job_id) * (1.0 / n - 1.0)
+    if valued and valued[0][0] * board.rules.priority_factor <= worth and gain_s > WORTH * cost_s:
+        value, _, job = valued[0]
+        board.evict(job.spec.job_id)
+        board.leave(job, Interruption("priority", board.now, hurt.spec.job_id, gain_s, cost_s, value, worth))
+
+
+def unshare(board: Board) -> None:
+    """Move jobs that share to GPUs that are free, those first by which most is saved."""
+    empty = board.empty()
+    if not empty:
+        return
+    least_s, cost_s = WORTH * board.rules.move_cost_s, board.rules.move_cost_s
+    bounded = [(bound, job) for job in board.movable() if (bound := _could_save_s(board, job)) > least_s]
+    for _, job in sorted(bounded, key=lambda each: (-each[0], each[1].seq))[:MOST_CONSIDERED]:
+        if len(board.taken) >= MOST_MOVES:
+            return
+        move = _worked_out(board, job, empty)
+        if move is not None:
+            _go(board, move, Interruption("unshare", board.now, None, move.gain_s, cost_s))
+            empty = board.empty()
+
+
+def _go(board: Board, move: _Move, why: Interruption) -> None:
+    board.evict(move.job.spec.job_id)
+    if board.place(move.job, [board.statement.gpu(gpu_id) for gpu_id in move.gpu_ids]) is not None:
+        board.leave(move.job, why)
+
+
+def _hurt(board: Board, movable: Sequence[Job]) -> list[tuple[Job, float]]:
+    """Return the jobs beside movable ones that are slowed down more than they accept, and what they accept."""
+    state = board.state
+    near = {other for job in movable for other in board.residents(board.places(job.spec.job_id))}
+    found: list[tuple[Job, float]] = []
+    for job in state.in_order(near):
+        limit = max_slowdown(job.spec.hints, state.settings)
+        since = state.moves.hurt_since.get(job.spec.job_id)
+        measured = since is not None and since + PATIENCE_S <= board.now
+        foreseen = job.predicted is not None and job.predicted * limit * TOLERANCE < 1.0
+        if job.state is JobState.RUNNING and (measured or foreseen):
+            found.append((job, limit))
+    return found
+
+
+def _throughput(board: Board, job: Job) -> float:
+    """Return the throughput of a job that is hurt: the lower of predicted and measured."""
+    predicted, profile = job.predicted or 1.0, job.profile
+    solo = profile.solo_step_rate if profile else None
+    windows = [usage.signature for usage in board.state.usage.get(job.spec.job_id, {}).values()]
+    return min([predicted, *(w.step_rate / solo for w in windows if solo and w.step_rate)])
+
+
+def _could_save_s(board: Board, job: Job) -> float:
+    """Return more than any move of the job to free GPUs could save: all that those on its GPUs lose to each other."""
+    own = board.left_s(job.spec.job_id) / (job.predicted or 1.0)
+    lost_s = 0.0
+    for job_id in board.residents(board.places(job.spec.job_id)):
+        n = board.state.jobs[job_id].predicted or 1.0
+        lost_s += (
+            min(board.left_s(job_id) / n, own) * (1.0 - n) * _weight(board, job_id) / _weight(board, job.spec.job_id)
+        )
+    return lost_s
+
+
+def _worked_out(
+    board: Board,
+    job: Job,
+    views: Sequence[GpuView],
+    measured: Mapping[str, float] | None = None,
+    accepts: tuple[str, float] | None = None,
+) -> _Move | None:
+    """Return the move of the job to some of these GPUs if it is worth its cost. The board stays as it is.
+
+    Args:
+        board: The board.
+        job: The job.
+        views: Where it may go.
+        measured: Throughputs that are known better than predicted.
+        accepts: A job that must be slowed down by at most this factor afterwards.
+    """
+    job_id = job.spec.job_id
+    leaves = board.places(job_id)
+    mark = board.statement.checkpoint()
+    board.evict(job_id)
+    placement = board.place(job, [view for view in views if view.gpu_id not in leaves])
+    if placement is None:
+        board.take_back(mark, job_id)
+        return None
+    goes = board.places(job_id)
+    concerned = list({**board.residents(leaves), **board.residents(goes)})
+    after = board.paces(concerned)
+    board.take_back(mark, job_id)
+    before = board.paces(concerned)
+    for each, n in (measured or {}).items():
+        before[each] = replace(before[each], n=min(n, before[each].n))
+    if accepts is not None and after[accepts[0]].n * accepts[1] < 1.0:
+        return None
+    gain_s = sum(_saved_s(board, each, before, after) * _weight(board, each) for each in concerned)
+    gain_s /= _weight(board, job_id)
+    return _Move(job, goes, gain_s) if gain_s > WORTH * board.rules.move_cost_s else None
+
+
+def _saved_s(board: Board, job_id: str, before: Mapping[str, Pace], after: Mapping[str, Pace]) -> float:
+    return ends_in_s(job_id, before, board.left_s) - ends_in_s(job_id, after, board.left_s)
+
+
+def _weight(board: Board, job_id: str) -> float:
+    return board.state.request_of(board.state.jobs[job_id]).weight
