@@ -11,10 +11,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RuntimeEnvSetupError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, RuntimeEnvSetupError
 
 from cotenant.actors.claims import claim_gpus
 from cotenant.actors.devices.registry import create_backend
@@ -22,24 +23,29 @@ from cotenant.actors.enforcement.host import HostEnforcement
 from cotenant.actors.environment import resolve_environment
 from cotenant.actors.gpufaults import GpuFaults
 from cotenant.actors.launcher import Launched, Launcher, LaunchError, StaleCommand
+from cotenant.actors.leasesocket import LeaseSocket, socket_path
 from cotenant.actors.messages import HostReport, WindowBatch
 from cotenant.actors.nodes import live_nodes
 from cotenant.actors.overruns import OverrunWatch
 from cotenant.actors.profiler import Profiler
 from cotenant.actors.reports import Descriptors
 from cotenant.actors.shim.bootstrap import OPERATOR_MIX
+from cotenant.actors.shim.resources import AGENT
 from cotenant.actors.uplink import Uplink
 from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.events import Event, JobExited, JobStarted, MemoryOverrun, StartFailed
-from cotenant.scheduler.core.model import Gpu, Hints, Host
+from cotenant.scheduler.core.model import Gpu, Hints, Host, Wish
 from cotenant.scheduler.core.reconcile import InventoryItem
+from cotenant.scheduler.errors import CotenantError, NotConnected, NotPermitted
 from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, run_dir
+from cotenant.scheduler.views import AllocationView, ResourcesView
 
 CLAIM_TIMEOUT_S = 10.0
 REPORT_TIMEOUT_S = 5.0
 CLAIM_RETRY_S = 0.2
+ANSWER_S = 10.0
 ENFORCEMENT_PERIOD_S = 1.0
 
 
@@ -60,13 +66,16 @@ class HostAgent:
         self._claim = self._note = ""
         self._claim_gpus(CLAIM_TIMEOUT_S)
         jobs_dir = run_dir(session, host_id)
+        jobs_dir.mkdir(parents=True, exist_ok=True)
+        agent_socket = socket_path(jobs_dir)
         self._launcher = Launcher(
             jobs_dir,
             self._gpus,
             HostEnforcement(jobs_dir, self._gpus, self.settings.enforcement),
             first_validity_s=self.settings.lease.ttl_s,
-            variables={OPERATOR_MIX: "1"} if self.settings.profiler.operator_mix else None,
+            variables={AGENT: agent_socket, **({OPERATOR_MIX: "1"} if self.settings.profiler.operator_mix else {})},
         )
+        self._lease_socket = LeaseSocket(agent_socket, self._answer_job)
         self._profiler = Profiler(self._backend, self.settings.profiler)
         self._overruns = OverrunWatch()
         self._faults = GpuFaults()
@@ -116,8 +125,31 @@ class HostAgent:
         """Stop the threads and release the devices. Jobs must have been stopped before."""
         self._stopping.set()
         self._uplink.wake()
+        self._lease_socket.close()
         self._launcher.close()
         self._backend.close()
+
+    # -- what jobs ask ----------------------------------------------------------------------------------------------
+
+    def _answer_job(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Answer a job that asks something of its own lease. Others' it cannot: the token says which one is its own."""
+        job_id, epoch, token = (str(question.get(name, "")) for name in ("job_id", "epoch", "token"))
+        if not epoch.isdecimal() or not self._launcher.holds(job_id, int(epoch), token):
+            raise NotPermitted("this is not the token of a lease that is held on this host")
+        scheduler: Any = ray.get_actor(SCHEDULER, NAMESPACE)
+        if question.get("method") == "get_available_resources":
+            asked = scheduler.resources.remote(job_id)
+        else:
+            action, resource, amount = (question.get(name) for name in ("action", "resource_type", "amount"))
+            wish = Wish(action, resource, amount, str(question.get("request_id", "")), int(epoch))
+            asked = scheduler.allocate.remote(job_id, wish)
+        try:
+            answer: AllocationView | ResourcesView = ray.get(asked, timeout=ANSWER_S)
+            return answer.model_dump()
+        except RayTaskError as error:
+            raise error.cause if isinstance(error.cause, CotenantError) else error from None
+        except (RayActorError, GetTimeoutError) as error:
+            raise NotConnected(f"the scheduler does not answer: {type(error).__name__}") from error
 
     # -- carrying out -----------------------------------------------------------------------------------------------
 
@@ -186,7 +218,8 @@ class HostAgent:
             reason = f"Ray failed while it set up the runtime environment: {error}"
             self._uplink.tell(StartFailed(spec.job_id, command.epoch, self._host_id, reason, retry=True))
         else:
-            self._uplink.tell(JobStarted(spec.job_id, command.epoch, self._host_id, launched.root_pid))
+            ceiling = self._launcher.ceiling(spec.job_id, command.epoch)
+            self._uplink.tell(JobStarted(spec.job_id, command.epoch, self._host_id, launched.root_pid, ceiling))
 
     def _claim_gpus(self, timeout_s: float) -> None:
         """Until Ray has handed the GPUs over they are announced as unusable; the claim waits in Ray's queue."""

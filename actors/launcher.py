@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from cotenant.actors.jobrecords import START_TIMEOUT_S, Exited, Held, JobRecord,
 from cotenant.actors.launchspec import LaunchError
 from cotenant.actors.reports import Descriptors, JobReport
 from cotenant.placement.types import Share
+from cotenant.scheduler.core.model import Bounds
 
 FIRST_VALIDITY_S = 30.0
 SUPERSEDE_TIMEOUT_S = 2.0
@@ -147,6 +149,7 @@ class Launcher:
                 "env": launchspec.base_environment(env),
                 "host_cores": sorted(os.sched_getaffinity(0)),
                 "grace_s": grace_s,
+                "token": secrets.token_hex(16),
             }
             if descriptors is not None:
                 launch |= {"batch_size": descriptors.batch_size, "framework": descriptors.framework}
@@ -201,8 +204,14 @@ class Launcher:
 
     def _environment(self, launch: launchspec.Launch, job_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
         gpus = [self._gpus[gpu_id] for gpu_id in launch["gpu_ids"]]
-        python_path, mix = base.get("PYTHONPATH", ""), launch.get("operator_mix")
-        own = launchspec.job_variables(launch["job_id"], launch["epoch"], job_dir, python_path, mix)
+        own = launchspec.job_variables(
+            launch["job_id"],
+            launch["epoch"],
+            job_dir,
+            base.get("PYTHONPATH", ""),
+            operator_mix=launch.get("operator_mix"),
+            token=launch.get("token", ""),
+        )
         return self._backend.environment(job_dir, gpus, base) | own
 
     def environment(self, job_id: str, epoch: int) -> dict[str, str]:
@@ -216,6 +225,27 @@ class Launcher:
             launch = jobfiles.read_launch(job.launched.job_dir)
             base = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
             return self._variables | self._environment(launch, job.launched.job_dir, base)
+
+    def holds(self, job_id: str, epoch: int, token: str) -> bool:
+        """Whether this is the token of a job that runs here."""
+        with self._lock:
+            job = self._jobs.get((job_id, epoch))
+            if job is None or self._check(job) is not None:
+                return False
+            try:
+                known = jobfiles.read_launch(job.launched.job_dir).get("token", "")
+            except (OSError, ValueError):
+                return False
+        return bool(known) and secrets.compare_digest(known.encode(), token.encode(errors="replace"))
+
+    def ceiling(self, job_id: str, epoch: int) -> Bounds:
+        """Return what the job's running processes cannot exceed on any of its GPUs."""
+        with self._lock:
+            job = self._jobs.get((job_id, epoch))
+            found = () if job is None else self._backend.ceilings(job.launched.job_dir)
+        memory = [ceiling.memory_bytes for ceiling in found if ceiling.memory_bytes is not None]
+        compute = [ceiling.compute for ceiling in found if ceiling.compute is not None]
+        return Bounds(min(memory, default=None), min(compute, default=None))
 
     # -- watching ---------------------------------------------------------------------------------------------------
 

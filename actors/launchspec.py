@@ -11,6 +11,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from cotenant.actors import runner
 from cotenant.actors.shim.bootstrap import OPERATOR_MIX
+from cotenant.actors.shim.resources import TOKEN
 from cotenant.placement.types import Share
 
 SITE_DIR = str(Path(__file__).absolute().parent / "shim" / "site")
@@ -28,6 +29,8 @@ _OWN_VARIABLES = frozenset(
         "ATTACH",
         "SHIM_WARNED",
         "DATA_LIMIT",
+        "AGENT",
+        "LEASE_TOKEN",
     )
 )
 
@@ -63,6 +66,7 @@ class Launch(TypedDict):
     framework: NotRequired[str | None]
     family: NotRequired[str | None]
     operator_mix: NotRequired[bool]
+    token: NotRequired[str]
 
 
 def check(launch: Launch, shares: Sequence[Share], gpus: Container[str]) -> None:
@@ -126,7 +130,7 @@ def base_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_variables(
-    job_id: str, epoch: int, job_dir: Path, python_path: str, operator_mix: bool | None = None
+    job_id: str, epoch: int, job_dir: Path, python_path: str, *, operator_mix: bool | None = None, token: str = ""
 ) -> dict[str, str]:
     """Return the variables by which the shim finds its job.
 
@@ -136,12 +140,14 @@ def job_variables(
         job_dir: Its directory.
         python_path: The PYTHONPATH there is already.
         operator_mix: What its hint says, which wins over what its environment says; None = nothing.
+        token: By which it shows the host agent that the lease is its own.
     """
     others = [entry for entry in python_path.split(os.pathsep) if entry and entry != SITE_DIR]
     variables = {
         "COTENANT_JOB_ID": job_id,
         "COTENANT_EPOCH": str(epoch),
         "COTENANT_JOB_DIR": str(job_dir),
+        TOKEN: token,
         "PYTHONPATH": os.pathsep.join([SITE_DIR, *others]),
     }
     return variables if operator_mix is None else variables | {OPERATOR_MIX: "1" if operator_mix else "0"}

@@ -18,8 +18,10 @@ from cotenant.actors.clock import SteadyClock
 from cotenant.actors.fleet import Fleet
 from cotenant.actors.messages import HostReport
 from cotenant.actors.models import ModelShelf
+from cotenant.actors.ratelimit import RateLimiter
 from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
+from cotenant.scheduler import resources
 from cotenant.scheduler.core import queries, whatif
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import (
@@ -36,7 +38,7 @@ from cotenant.scheduler.core.events import (
     StopRequested,
     Tick,
 )
-from cotenant.scheduler.core.model import JobSpec
+from cotenant.scheduler.core.model import Job, JobSpec, Wish
 from cotenant.scheduler.core.reconcile import reconcile
 from cotenant.scheduler.errors import CotenantError, JobNotFound, NotConnected, NotHandled
 from cotenant.scheduler.journal.ledger import Ledger, Taken
@@ -45,17 +47,20 @@ from cotenant.scheduler.specs import check_queue, check_reason, check_spec
 from cotenant.scheduler.tuning import Changes, changed, tuning_of, with_tuning
 from cotenant.scheduler.views import (
     AccountView,
+    AllocationView,
     Explanation,
     GpuView,
     Health,
     HostView,
     JobView,
     PlanView,
+    ResourcesView,
     ServingView,
     TuningView,
 )
 
 TICK_S = 0.5
+REQUEST_RATE, REQUEST_BURST = 2.0, 10  # what one job may ask of its lease: a second in the long run, and at once
 SILENT_S = 3.0  # an agent that has not reported for this long gets no new jobs
 
 
@@ -100,6 +105,7 @@ class Scheduler:
         hosts = list(self._core.state.hosts)
         self._contacts = {host_id: _HostContact(time.monotonic()) for host_id in hosts}
         self._clients: dict[str, float] = {}
+        self._limiter = RateLimiter(REQUEST_RATE, REQUEST_BURST)
         self._fleet = fleet or Fleet(self.settings)
         self._stopping = threading.Event()
         self._ended = threading.Event()  # the commit loop has
@@ -158,6 +164,21 @@ class Scheduler:
         """Return jobs, newest first."""
         with self._lock:
             return queries.jobs(self._core.state, active_only=active_only, limit=limit, controls=self._controls())
+
+    def allocate(self, job_id: str, wish: Wish) -> AllocationView:
+        """Answer what a job, or somebody for it, asks of its lease."""
+        with self._lock:
+            event = resources.asked(self._known(job_id), wish)
+        self._limiter.take(job_id)
+        self._commit([event])
+        with self._lock:
+            return resources.answer_view(self._core.state, self._known(job_id), wish.request_id)
+
+    def resources(self, job_id: str) -> ResourcesView:
+        """Return what a job has and could have of each of its GPUs."""
+        self._limiter.take(job_id)
+        with self._lock:
+            return resources.resources_view(self._core.state, self._known(job_id))
 
     def gpus(self) -> list[GpuView]:
         """Return all GPUs."""
@@ -298,9 +319,11 @@ class Scheduler:
     def _core(self) -> Core:
         return self._ledger.core
 
-    def _known(self, job_id: str) -> None:
-        if job_id not in self._core.state.jobs:
+    def _known(self, job_id: str) -> Job:
+        job = self._core.state.jobs.get(job_id)
+        if job is None:
             raise JobNotFound(job_id)
+        return job
 
     def _view(self, job_id: str) -> JobView:
         return queries.job(self._core.state, job_id, controls=self._controls())

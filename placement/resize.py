@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from cotenant.configs.settings import ResizeSettings
 from cotenant.forecasting.types import Reading
-from cotenant.placement.shares import Claim, demand_of, divide, free_memory, granted_compute, to_units
+from cotenant.placement.shares import Claim, demand_of, divide, free_memory, granted_compute, round_down, to_units
 from cotenant.placement.types import GpuView, Resident, Share
 
 GROWTH = 1.25  # a job held back by its share asks for at least this much more
@@ -120,7 +120,7 @@ def resize_gpu(
     }
     compute = _compute_targets(gpu, held, settings)
     peaks = _peaks(gpu, usage, memory.memory_peak)
-    needs = {job_id: _memory_need(usage.get(job_id), peaks.get(job_id), memory_margin) for job_id in held}
+    needs = {r.job_id: _memory_need(r, usage.get(r.job_id), peaks.get(r.job_id), memory_margin) for r in gpu.residents}
     patience_s = settings.patience_s if memory_wanted else math.inf
     reserved, low_since = _memory_targets(gpu, needs, memory.memory_low_since, now, patience_s)
     shares: dict[str, Share] = {}
@@ -165,14 +165,17 @@ def _hold(before: HeldDemand | None, current: float, demand: float, now: float, 
 
 def _compute_targets(gpu: GpuView, held: Mapping[str, HeldDemand], settings: ResizeSettings) -> dict[str, float]:
     """Return the compute by job id: all new, or all as it is when nothing would change enough to be worth it."""
-    claims = [Claim(r.min_compute, held[r.job_id].demand, r.weight) for r in gpu.residents]
+    most = {r.job_id: 1.0 if r.most_compute is None else round_down(r.most_compute) for r in gpu.residents}
+    claims = [Claim(r.min_compute, min(held[r.job_id].demand, most[r.job_id]), r.weight) for r in gpu.residents]
     current = {resident.job_id: resident.share.compute for resident in gpu.residents}
-    targets = dict(zip(current, divide(claims, settings.min_compute), strict=True))
+    parts = dict(zip(current, divide(claims, settings.min_compute), strict=True))
+    targets = {job_id: min(part, most[job_id]) for job_id, part in parts.items()}
     worth_it = any(abs(targets[job_id] - current[job_id]) >= settings.min_change - 1e-9 for job_id in current)
     wrong = (
         granted_compute(gpu) > 1.0
         or (len(current) == 1 and targets != current)
         or any(to_units(r.share.compute) < to_units(r.min_compute) for r in gpu.residents)
+        or any(r.share.compute > most[r.job_id] for r in gpu.residents)
     )
     return targets if worth_it or wrong else current
 
@@ -215,13 +218,14 @@ def _peaks(gpu: GpuView, usage: Mapping[str, UsageSignal], before: Mapping[str, 
     return peaks
 
 
-def _memory_need(signal: UsageSignal | None, peak: float | None, margin: float) -> int | None:
+def _memory_need(resident: Resident, signal: UsageSignal | None, peak: float | None, margin: float) -> int | None:
     if signal is None or not signal.measured or peak is None:
         return None
     need = max(peak, signal.memory_p99_bytes or 0.0) * (1.0 + margin)
     if not math.isfinite(need):
         return None
-    return math.ceil(need / MEMORY_STEP) * MEMORY_STEP
+    wanted = max(math.ceil(need / MEMORY_STEP) * MEMORY_STEP, resident.least_memory)
+    return wanted if resident.most_memory is None else min(wanted, resident.most_memory)
 
 
 def _reason(resident: Resident, share: Share, signal: UsageSignal | None, settings: ResizeSettings) -> str:

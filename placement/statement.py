@@ -115,4 +115,7 @@ def resident_of(request: Request, share: Share, gpu_type: str) -> Resident:
         weight=request.weight,
         labels=request.labels,
         anti_affinity=request.anti_affinity,
+        least_memory=request.least_memory,
+        most_memory=request.most_memory,
+        most_compute=request.most_compute,
     )

@@ -33,6 +33,9 @@ class Resident:
     weight: float = 1.0
     labels: frozenset[str] = frozenset()
     anti_affinity: frozenset[str] = frozenset()
+    least_memory: int = 0
+    most_memory: int | None = None
+    most_compute: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,9 @@ class Request:
         anti_affinity: Labels of jobs that it shares no GPU with; holds both ways.
         profiles: The demand profile by GPU type, where it was measured on several.
         speeds: How fast the job is alone by GPU type, relative to its fastest; empty = as the settings say.
+        least_memory: Memory it has asked for while it runs: kept per GPU, used or not.
+        most_memory: What its reservation per GPU never grows beyond; None = no limit.
+        most_compute: What its share per GPU never grows beyond; None = no limit.
     """
 
     job_id: str
@@ -91,6 +97,9 @@ class Request:
     anti_affinity: frozenset[str] = frozenset()
     profiles: Mapping[str, DemandProfile] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=dict)
+    least_memory: int = 0
+    most_memory: int | None = None
+    most_compute: float | None = None
 
     def on(self, gpu_type: str) -> DemandProfile:
         """Return the demand profile on a GPU of this type."""

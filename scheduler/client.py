@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from cotenant.scheduler import transport
-from cotenant.scheduler.core.model import Hints, JobSpec
+from cotenant.scheduler.core.model import Hints, JobSpec, Wish
 from cotenant.scheduler.errors import HintError, JobNotFound, NotAccepted
 from cotenant.scheduler.fingerprint import fingerprint
 from cotenant.scheduler.hints import check_job_id
@@ -19,6 +19,7 @@ from cotenant.scheduler.specs import check_command, check_reason, check_spec, ti
 from cotenant.scheduler.tuning import Changes
 from cotenant.scheduler.views import (
     AccountView,
+    AllocationView,
     DemandScoreView,
     Explanation,
     GpuView,
@@ -28,6 +29,7 @@ from cotenant.scheduler.views import (
     LogChunk,
     PlanView,
     PredictionsView,
+    ResourcesView,
     ServingView,
     TuningView,
 )
@@ -197,6 +199,62 @@ class Client:
                 raise TimeoutError(f"job {job_id} is still {view.state} after {timeout_s:g} s")
             time.sleep(POLL_S)
         return view
+
+    # -- the virtual GPU interface ----------------------------------------------------------------------------------
+
+    def request_resource_allocation(
+        self, job_id: str, resource_type: str, amount: float | str, request_id: str | None = None
+    ) -> AllocationView:
+        """Ask for more of each of a job's GPUs: memory to reserve, or compute to guarantee.
+
+        Args:
+            job_id: The job.
+            resource_type: "memory" or "compute" ("power" is always refused: it belongs to whole GPUs).
+            amount: How much more: bytes or a size such as "2GiB"; a fraction such as 0.2 or "20%".
+            request_id: Idempotency key: the same one twice is one request.
+
+        Raises:
+            JobNotFound: No job with that id.
+            NotAccepted: A value is not accepted.
+            NotPermitted: The job has ended.
+            TooManyRequests: Asked too often for this job; says when the next request is answered.
+        """
+        return self._allocate(job_id, "request", resource_type, amount, request_id)
+
+    def release_resources(
+        self, job_id: str, resource_type: str, amount: float | str, request_id: str | None = None
+    ) -> AllocationView:
+        """Give back some of each of a job's GPUs: only free memory, or some of its guaranteed compute.
+
+        Args and errors are those of ``request_resource_allocation``.
+        """
+        return self._allocate(job_id, "release", resource_type, amount, request_id)
+
+    def set_resource_limits(
+        self, job_id: str, resource_type: str, limit: float | str | None, request_id: str | None = None
+    ) -> AllocationView:
+        """Never let a job have more of each of its GPUs than this; None takes the limit away.
+
+        Args and errors are those of ``request_resource_allocation``.
+        """
+        return self._allocate(job_id, "limit", resource_type, limit, request_id)
+
+    def get_available_resources(self, job_id: str) -> ResourcesView:
+        """Return what a job has and could have of each of its GPUs.
+
+        Raises:
+            JobNotFound: No job with that id.
+            TooManyRequests: Asked too often for this job.
+        """
+        answer: ResourcesView = self._call("resources", job_id)
+        return answer
+
+    def _allocate(
+        self, job_id: str, action: str, resource_type: str, amount: object, request_id: str | None
+    ) -> AllocationView:
+        key = f"{action}-{secrets.token_hex(8)}" if request_id is None else check_job_id(request_id)
+        answer: AllocationView = self._call("allocate", job_id, Wish(action, resource_type, amount, key))
+        return answer
 
     # -- output -----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@
     ├── NotHandled       the scheduler met a fault of its own with this request and set it aside
     ├── NotPlaceable     no device of this cluster could ever take the job
     ├── LeaseLost        the lease is not held any more; says why
+    ├── TooManyRequests  the caller asks too often; says when the next request is answered
     └── NotPermitted     the caller may not do that
 """
 
@@ -85,6 +86,21 @@ class NotHandled(CotenantError):
 
 class LeaseLost(CotenantError):
     """The lease is not held any more: stopped, lost with its host, or given back. The message says why."""
+
+
+class TooManyRequests(CotenantError):
+    """The caller asks too often.
+
+    Attributes:
+        retry_after_s: Seconds after which the next request is answered.
+    """
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message, retry_after_s)
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}; again in {self.retry_after_s:.1f} s"
 
 
 class NotPermitted(CotenantError):

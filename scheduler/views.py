@@ -191,6 +191,46 @@ class AccountView(View):
     fair_share: float
 
 
+class ResourceView(View):
+    """What a job has of one resource on each of its GPUs: bytes of memory, fractions of compute. None = nobody says.
+
+    ``available``: how much more a request would get now; ``guaranteed``: what it keeps when others want it.
+    """
+
+    share: float | None
+    available: float | None
+    guaranteed: float | None
+    used: float | None
+    limit: float | None
+    note: str
+
+
+class ResourcesView(View):
+    """What a job has and could have of each of its GPUs."""
+
+    job_id: str
+    epoch: int
+    memory: ResourceView
+    compute: ResourceView
+    power: ResourceView
+
+
+class AllocationView(View):
+    """The answer to what a job, or somebody for it, asked of its lease. Amounts are per GPU.
+
+    ``granted``: how much was granted or given back, or the limit; ``share``: what the job has now.
+    """
+
+    job_id: str
+    action: Literal["request", "release", "limit"]
+    resource_type: Literal["memory", "compute", "power"]
+    status: Literal["granted", "partly", "refused"]
+    requested: float | None
+    granted: float
+    share: float | None
+    reason: str
+
+
 class LogChunk(View):
     """A piece of a job's output. ``eof``: the job has ended and there is nothing after ``next_offset``."""
 

@@ -195,8 +195,8 @@ def _held(job: Job, share: Share, gpu: Gpu | None) -> float:
     hints, profile = job.spec.hints, job.profile
     if hints.isolation == "hard" or profile is None:
         return 1.0
-    unknown = profile.source == "unknown" and hints.compute is None  # it holds what it got: all of it, or a slot
-    compute = share.compute if unknown else min(share.compute, hints.compute or demand_of(profile.util_p95, 0.0, 0.0))
+    unknown = profile.source == "unknown" and job.guarantee is None  # it holds what it got: all of it, or a slot
+    compute = share.compute if unknown else min(share.compute, job.guarantee or demand_of(profile.util_p95, 0.0, 0.0))
     memory = share.memory_bytes / gpu.memory_bytes if gpu is not None and gpu.memory_bytes > 0 else 0.0
     return _counted(compute, memory)
 

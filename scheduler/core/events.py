@@ -13,7 +13,7 @@ from pydantic import Field
 from cotenant.configs.settings import PlacementSettings, RebalanceSettings, ResizeSettings, SchedulingSettings
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import JobMeasurement
-from cotenant.scheduler.core.model import Host, JobSpec
+from cotenant.scheduler.core.model import UNBOUND, AllocationAction, Bounds, Host, JobSpec, Resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,21 @@ class JobStarted:
     epoch: int
     host_id: str
     pid: int | None = None
+    ceiling: Bounds = UNBOUND
     kind: Literal["job_started"] = "job_started"
+
+
+@dataclass(frozen=True, slots=True)
+class ResourcesAsked:
+    """A job asks something of its own lease (``allocations``). The same ``request_id`` twice is one request."""
+
+    job_id: str
+    epoch: int
+    request_id: str
+    action: AllocationAction
+    resource: Resource
+    amount: float | None
+    kind: Literal["resources_asked"] = "resources_asked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +230,7 @@ Event = Annotated[
     | HostUnreachable
     | HostLost
     | JobStarted
+    | ResourcesAsked
     | StartFailed
     | JobExited
     | JobMissing

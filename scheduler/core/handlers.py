@@ -10,6 +10,7 @@ from typing import Any
 from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
 from cotenant.placement.resize import UsageSignal
 from cotenant.placement.types import Share
+from cotenant.scheduler.core.allocations import resources_asked
 from cotenant.scheduler.core.deadlines import at_speed
 from cotenant.scheduler.core.events import (
     ClientLost,
@@ -25,6 +26,7 @@ from cotenant.scheduler.core.events import (
     MemoryOverrun,
     ModelsChanged,
     MoveRequested,
+    ResourcesAsked,
     ResumeRequested,
     SettingsChanged,
     StartFailed,
@@ -198,7 +200,7 @@ def job_started(turn: Turn, event: JobStarted) -> None:
     job = _current(turn, event.job_id, event.epoch, event.host_id)
     if job is None or job.state is not JobState.STARTING:
         return
-    job = replace(job, started_hosts=job.started_hosts | {event.host_id})
+    job = replace(job, started_hosts=job.started_hosts | {event.host_id}, ceiling=event.ceiling)
     if job.started_hosts.issuperset(job.hosts):
         job = replace(advance(job, JobState.RUNNING, turn.now, "all its processes run"), started_at=turn.now)
         if job.spec.hints.expected_duration_s is not None:
@@ -431,6 +433,7 @@ HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     HostUnreachable: host_unreachable,
     HostLost: host_lost,
     JobStarted: job_started,
+    ResourcesAsked: resources_asked,
     StartFailed: start_failed,
     JobExited: job_exited,
     JobMissing: job_missing,

@@ -267,6 +267,71 @@ class Reservation:
     starts_by: float | None = None
 
 
+Resource = Literal["memory", "compute", "power"]
+AllocationAction = Literal["request", "release", "limit"]
+AnswerStatus = Literal["granted", "partly", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Amounts of one GPU; None = not said.
+
+    Attributes:
+        memory_bytes: Device memory.
+        compute: Fraction of the GPU.
+    """
+
+    memory_bytes: int | None = None
+    compute: float | None = None
+
+
+UNBOUND = Bounds()
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceAnswer:
+    """What a job asked of its own lease, and what came of it.
+
+    Attributes:
+        request_id: Given by whoever asked: the same one is answered once.
+        action: What it asked.
+        resource: Of what.
+        amount: How much, per GPU: bytes or a fraction; a limit of None takes the limit away.
+        status: Whether it got that.
+        granted: How much it got or gave back, or the limit.
+        reason: Why, for people.
+        at: Unix seconds.
+    """
+
+    request_id: str
+    action: AllocationAction
+    resource: Resource
+    amount: float | None
+    status: AnswerStatus
+    granted: float
+    reason: str
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a job, or somebody for it, asks of its lease.
+
+    Attributes:
+        action: "request", "release" or "limit".
+        resource_type: "memory", "compute" or "power".
+        amount: As users write it; None only for a limit: none.
+        request_id: The same one twice is one request.
+        epoch: Epoch of its lease; None = the present one.
+    """
+
+    action: object
+    resource_type: object
+    amount: object
+    request_id: str
+    epoch: int | None = None
+
+
 # Sets have no order of their own: written sorted, so that equal states are equal byte by byte.
 HostIds = Annotated[frozenset[str], PlainSerializer(sorted, return_type=list[str])]
 
@@ -304,6 +369,20 @@ class Job:
     done_s: float = 0.0  # done and saved by its earlier runs, in seconds' worth of running alone
     interruptions: int = 0  # how often it was suspended or moved
     interruption: Interruption | None = None  # the last one
+    wanted: Bounds = UNBOUND  # what it asked for itself: memory to reserve, compute to guarantee, per GPU
+    limits: Bounds = UNBOUND  # what it has limited itself to, per GPU
+    ceiling: Bounds = UNBOUND  # what its running processes cannot exceed, whatever its share
+    answers: tuple[ResourceAnswer, ...] = ()  # to what it asked lately, oldest first
+
+    @property
+    def guarantee(self) -> float | None:
+        """The compute per GPU that it keeps whatever others want; None = nothing is promised."""
+        asked = self.spec.hints.compute if self.wanted.compute is None else self.wanted.compute
+        return asked if asked is None or self.limits.compute is None else min(asked, self.limits.compute)
+
+    def asks_like(self, other: Job) -> bool:
+        """Whether this job's own requests, limits and ceiling are those of the other."""
+        return (self.wanted, self.limits, self.ceiling) == (other.wanted, other.limits, other.ceiling)
 
     @property
     def was_held(self) -> bool:

@@ -57,7 +57,8 @@ def ask_of(job: Job, measured: DemandProfile | None, *, by_queue: bool) -> tuple
     asked = replace(hints, **_NO_MATTER, queue=hints.queue if by_queue else "")
     # Unmeasured, a job is what its hints say; measured, its program counts too: its pairs may have been.
     program = job.spec.fingerprint if measured else ""
-    return asked, job.memory_hint_corrected, measured or job.profile, program, job.spec.pinned_host
+    own = (job.memory_hint_corrected, job.wanted, job.limits)
+    return asked, own, measured or job.profile, program, job.spec.pinned_host
 
 
 def request_of(
@@ -70,19 +71,19 @@ def request_of(
     """Return what a job asks of placement.
 
     Args:
-        job: The job; memory learnt from an overrun replaces its hint.
+        job: The job; memory learnt from an overrun replaces its hint, and so does what it asked for itself.
         profile: What is known of its demand.
         settings: The settings in force.
         typed: What is known of it by GPU type; empty where the cluster has one type.
         gpu_types: The types of the cluster.
     """
-    hints, corrected = job.spec.hints, job.memory_hint_corrected
+    hints, limits = job.spec.hints, job.limits
     group = () if hints.group is None else (f"group:{hints.group}",)
     return Request(
         job_id=job.spec.job_id,
         gpus=hints.gpus,
-        memory_bytes=hints.gpu_memory if corrected is None else corrected,
-        compute=hints.compute,
+        memory_bytes=_memory(job),
+        compute=job.guarantee,
         profile=profile,
         max_slowdown=max_slowdown(hints, settings),
         exclusive=hints.isolation == "hard",
@@ -92,6 +93,11 @@ def request_of(
         anti_affinity=frozenset(hints.anti_affinity.split(",") if hints.anti_affinity else ()),
         profiles=typed,
         speeds=relative_speeds(typed, gpu_types, settings.placement.speeds),
+        least_memory=job.wanted.memory_bytes or 0,
+        most_memory=min(
+            (most for most in (limits.memory_bytes, job.ceiling.memory_bytes) if most is not None), default=None
+        ),
+        most_compute=limits.compute,
     )
 
 
@@ -121,3 +127,12 @@ def keep_longest(profiles: dict[str, DemandProfile], name: str, profile: DemandP
     """Keep the profile under this name, as the last one seen, unless a longer observation is known."""
     known = profiles.pop(name, None)
     profiles[name] = known if known is not None and known.observed_s > profile.observed_s else profile
+
+
+def _memory(job: Job) -> int | None:
+    """Return the memory to reserve per GPU; None = as forecast."""
+    corrected, wanted, limit = job.memory_hint_corrected, job.wanted.memory_bytes, job.limits.memory_bytes
+    asked = job.spec.hints.gpu_memory if corrected is None else corrected
+    if wanted is not None:
+        asked = max(wanted, corrected or 0)
+    return asked if asked is None or limit is None else min(asked, limit)

@@ -422,7 +422,7 @@ class State:
             self.on_gpu[gpu_id].discard(job_id)
         for gpu_id in after - before:
             self.on_gpu.setdefault(gpu_id, set()).add(job_id)
-        seen = old is not None and old.lease is job.lease and old.profile is job.profile
+        seen = old is not None and old.lease is job.lease and old.profile is job.profile and old.asks_like(job)
         if not seen or (old is not None and old.state is not job.state):
             self._account(job)
         if not seen or (old is not None and old.urgency != job.urgency):

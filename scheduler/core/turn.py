@@ -15,7 +15,7 @@ from cotenant.scheduler.core.colocation import close_log
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.deadlines import attained_s
 from cotenant.scheduler.core.events import MoveRequested
-from cotenant.scheduler.core.model import Ending, Job, JobState, Lease, RestartPolicy
+from cotenant.scheduler.core.model import UNBOUND, Ending, Job, JobState, Lease, RestartPolicy
 from cotenant.scheduler.core.requests import grace_s
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.transitions import advance
@@ -144,6 +144,7 @@ class Turn:
             hosts=hosts,
             not_before=0.0,
             profile=self.state.request_of(job).on(self.state.gpus[shares[0].gpu_id].gpu_type),
+            ceiling=UNBOUND,
         )
         self.state.put(job)
         self._granted[job_id] = reason
