@@ -7,14 +7,14 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from concurrent.futures import InvalidStateError
 from pathlib import Path
 
 from ray.exceptions import RayError
 
 from cotenant.actors.clock import SteadyClock
+from cotenant.actors.contacts import HostContact, Request
 from cotenant.actors.fleet import Fleet
 from cotenant.actors.messages import HostReport
 from cotenant.actors.models import ModelShelf
@@ -64,23 +64,6 @@ REQUEST_RATE, REQUEST_BURST = 2.0, 10  # what one job may ask of its lease: a se
 SILENT_S = 3.0  # an agent that has not reported for this long gets no new jobs
 
 
-@dataclass(slots=True)
-class _Request:
-    events: Sequence[Event]
-    done: Future[None] = field(default_factory=Future)
-
-
-@dataclass(slots=True)
-class _HostContact:
-    """What the shell (not the core) remembers of a host. ``seen`` is monotonic: the wall clock may jump."""
-
-    seen: float
-    claim: str = ""
-    note: str = ""
-    controls: Mapping[str, str] = field(default_factory=dict)
-    number: int = 0  # of the newest report
-
-
 class Scheduler:
     """Methods of the scheduler actor. All state that matters is in the core and its journal.
 
@@ -101,9 +84,9 @@ class Scheduler:
         self._ledger = Ledger(journal or Journal(journal_url), self.settings, self._shelf.load)
         self._clock = SteadyClock(self._core.state.now)
         self._lock = threading.RLock()
-        self._inbox: queue.Queue[_Request] = queue.Queue()
+        self._inbox: queue.Queue[Request] = queue.Queue()
         hosts = list(self._core.state.hosts)
-        self._contacts = {host_id: _HostContact(time.monotonic()) for host_id in hosts}
+        self._contacts = {host_id: HostContact(time.monotonic()) for host_id in hosts}
         self._clients: dict[str, float] = {}
         self._limiter = RateLimiter(REQUEST_RATE, REQUEST_BURST)
         self._fleet = fleet or Fleet(self.settings)
@@ -191,7 +174,7 @@ class Scheduler:
             offset = time.time() - time.monotonic()
             views = []
             for view in queries.hosts(self._core.state):
-                contact = self._contacts.setdefault(view.host_id, _HostContact(time.monotonic()))
+                contact = self._contacts.setdefault(view.host_id, HostContact(time.monotonic()))
                 seen = {"last_report_at": contact.seen + offset, "claim": contact.claim, "note": contact.note}
                 views.append(view.model_copy(update=seen))
             return views
@@ -266,7 +249,7 @@ class Scheduler:
         """
         host_id = report.host.host_id
         with self._lock:
-            contact = self._contacts.setdefault(host_id, _HostContact(time.monotonic()))
+            contact = self._contacts.setdefault(host_id, HostContact(time.monotonic()))
             if report.number < contact.number:
                 return False  # its agent has given it up and sent a newer one
             contact.number = report.number
@@ -309,7 +292,7 @@ class Scheduler:
         The next scheduler, perhaps of another version, then starts from the state as it is instead of deciding anew.
         """
         self._stopping.set()
-        self._inbox.put(_Request([]))
+        self._inbox.put(Request([]))
         with self._lock:
             self._ledger.close()
 
@@ -341,8 +324,8 @@ class Scheduler:
         """
         self._enqueue(events).done.result()
 
-    def _enqueue(self, events: Sequence[Event]) -> _Request:
-        request = _Request(events)
+    def _enqueue(self, events: Sequence[Event]) -> Request:
+        request = Request(events)
         self._inbox.put(request)
         if self._ended.is_set():
             self._turn_away()
@@ -381,7 +364,7 @@ class Scheduler:
             self._ended.set()
             self._turn_away()
 
-    def _settle(self, group: Sequence[_Request]) -> None:
+    def _settle(self, group: Sequence[Request]) -> None:
         """Record and handle these requests together, answer each, and send the commands."""
         events = [event for request in group for event in request.events]
         try:
@@ -467,7 +450,7 @@ class Scheduler:
         with self._lock:
             now = time.monotonic()
             for host_id, host in self._core.state.hosts.items():
-                silence = now - self._contacts.setdefault(host_id, _HostContact(now)).seen
+                silence = now - self._contacts.setdefault(host_id, HostContact(now)).seen
                 dead = host_id not in alive
                 if host.reachable and (dead or silence > SILENT_S):
                     events.append(HostUnreachable(host_id, "Ray says the node is dead" if dead else "no report"))

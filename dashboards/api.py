@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response, Security
 from fastapi.security import HTTPBearer
@@ -33,6 +33,7 @@ from cotenant.scheduler.specs import (
 )
 from cotenant.scheduler.views import (
     AccountView,
+    AllocationView,
     DemandScoreView,
     Explanation,
     GpuView,
@@ -41,6 +42,7 @@ from cotenant.scheduler.views import (
     JobView,
     PlanView,
     PredictionsView,
+    ResourcesView,
     TuningView,
 )
 
@@ -111,6 +113,27 @@ class PlanRequest(_Body):
     settings: SettingChanges = {}
 
 
+Resource = Literal["memory", "compute", "power"]
+Amount = Annotated[
+    Annotated[float, Field(strict=True)] | Annotated[str, StringConstraints(max_length=64)],
+    Field(description='Per GPU: bytes or a size such as "2GiB"; a fraction such as 0.2 or "20%"; watts.'),
+]
+
+
+class AmountRequest(_Body):
+    """How much of a resource."""
+
+    resource_type: Resource
+    amount: Amount
+
+
+class LimitRequest(_Body):
+    """How much of a resource at most; null = no limit."""
+
+    resource_type: Resource
+    limit: Amount | None
+
+
 class JobPage(BaseModel):
     """Jobs, newest first. ``next_offset`` is where the next page starts; null = there is none."""
 
@@ -126,6 +149,7 @@ class HealthReply(BaseModel):
 
 
 JobId = Annotated[Label, Path(description="Job id.")]
+IdempotencyKey = Annotated[str | None, Header(description="The same key twice is one request.")]
 
 
 class _App(FastAPI):
@@ -278,6 +302,36 @@ def get_logs(
         media_type="application/octet-stream",
         headers={"X-Next-Offset": str(chunk.next_offset), "X-Eof": "true" if chunk.eof else "false"},
     )
+
+
+@_router.post("/jobs/{job_id}/request_resource_allocation")
+def request_resource_allocation(
+    client: Connection, job_id: JobId, body: AmountRequest, idempotency_key: IdempotencyKey = None
+) -> AllocationView:
+    """Ask for more of each of a job's GPUs: memory to reserve, or compute to guarantee. Refusals are answers too."""
+    return client.request_resource_allocation(job_id, body.resource_type, body.amount, idempotency_key)
+
+
+@_router.post("/jobs/{job_id}/release_resources")
+def release_resources(
+    client: Connection, job_id: JobId, body: AmountRequest, idempotency_key: IdempotencyKey = None
+) -> AllocationView:
+    """Give back some of each of a job's GPUs: only free memory, or some of its guaranteed compute."""
+    return client.release_resources(job_id, body.resource_type, body.amount, idempotency_key)
+
+
+@_router.post("/jobs/{job_id}/set_resource_limits")
+def set_resource_limits(
+    client: Connection, job_id: JobId, body: LimitRequest, idempotency_key: IdempotencyKey = None
+) -> AllocationView:
+    """Never let a job have more of each of its GPUs than this, however idle they are; null takes the limit away."""
+    return client.set_resource_limits(job_id, body.resource_type, body.limit, idempotency_key)
+
+
+@_router.get("/jobs/{job_id}/get_available_resources")
+def get_available_resources(client: Connection, job_id: JobId) -> ResourcesView:
+    """Return what a job has and could have of each of its GPUs."""
+    return client.get_available_resources(job_id)
 
 
 @_router.get("/gpus")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 from http import HTTPStatus
 from typing import Any
 
@@ -24,6 +25,7 @@ from cotenant.scheduler.errors import (
     NotConnected,
     NotPermitted,
     NotPlaceable,
+    TooManyRequests,
     shown,
 )
 
@@ -36,6 +38,7 @@ _STATUS: tuple[tuple[type[CotenantError], int, str], ...] = (
     (JobNotFound, 404, "job-not-found"),
     (NotPlaceable, 409, "not-placeable"),
     (NotPermitted, 403, "not-permitted"),
+    (TooManyRequests, 429, "too-many-requests"),
     (NotConnected, 503, "not-connected"),
     (CotenantError, 500, "failed"),
 )
@@ -101,9 +104,11 @@ def install(app: FastAPI) -> None:
 
 def _cotenant_error(request: Request, error: Exception) -> JSONResponse:
     status, kind = next((status, kind) for cause, status, kind in _STATUS if isinstance(error, cause))
-    more = {}
+    more: dict[str, Any] = {}
     if isinstance(error, NotAccepted):
         more = {"field": error.field, "value": _shown(error.value), "accepted": error.accepted}
+    if isinstance(error, TooManyRequests):
+        more["headers"] = {"Retry-After": str(math.ceil(error.retry_after_s))}
     return reply(status, kind, str(error), request.scope["path"], **more)
 
 

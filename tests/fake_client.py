@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from cotenant.configs.settings import Settings
-from cotenant.scheduler.core.model import Hints, JobState
+from cotenant.scheduler.core.model import Hints, Job, JobSpec, JobState, Wish
 from cotenant.scheduler.errors import CotenantError, JobNotFound
+from cotenant.scheduler.resources import asked
 from cotenant.scheduler.tuning import Changes, changed, tuning_of
 from cotenant.scheduler.views import (
     AccountView,
     AffectedJob,
+    AllocationView,
     ComponentHealth,
     DemandScoreView,
     Explanation,
@@ -25,6 +27,8 @@ from cotenant.scheduler.views import (
     PlannedJob,
     PlanView,
     PredictionsView,
+    ResourcesView,
+    ResourceView,
     ShareView,
     SlowdownScoreView,
     TrainingView,
@@ -34,6 +38,8 @@ from cotenant.scheduler.views import (
 
 GIB = 2**30
 SHARE = ShareView(gpu_id="gpu-0", host_id="host-0", memory_bytes=2 * GIB, compute=0.4)
+
+JOB = Job(JobSpec("job-1", "train", "command", ("true",), "/", {}, Hints(), "fp", 0.0), JobState.RUNNING, 0.0)
 
 PREDICTIONS = PredictionsView(
     serving={"demand": "mixture", "interference": "shipped"},
@@ -148,6 +154,34 @@ class FakeClient:
         self._check()
         views = [view for view in self.known.values() if not (active_only and view.state.terminal)]
         return views[:limit]
+
+    def request_resource_allocation(self, job_id: str, *asked: Any) -> AllocationView:
+        return self._allocate("request", job_id, *asked)
+
+    def release_resources(self, job_id: str, *asked: Any) -> AllocationView:
+        return self._allocate("release", job_id, *asked)
+
+    def set_resource_limits(self, job_id: str, *asked: Any) -> AllocationView:
+        return self._allocate("limit", job_id, *asked)
+
+    def get_available_resources(self, job_id: str) -> ResourcesView:
+        self.job(job_id)
+        view = ResourceView(share=1.0, available=2.0, guaranteed=0.5, used=None, limit=None, note="")
+        return ResourcesView(job_id=job_id, epoch=1, memory=view, compute=view, power=view)
+
+    def _allocate(self, action: Any, job_id: str, resource: Any, amount: Any, key: Any) -> AllocationView:
+        self.job(job_id)
+        event = asked(JOB, Wish(action, resource, amount, key or "none"))
+        return AllocationView(
+            job_id=job_id,
+            action=action,
+            resource_type=resource,
+            status="granted",
+            requested=event.amount,
+            granted=event.amount or 0.0,
+            share=None,
+            reason=event.request_id,
+        )
 
     def gpus(self) -> list[GpuView]:
         self._check()

@@ -56,6 +56,7 @@ def install() -> None:
             warn(error)
 
     when_imported(begin)
+    sys.meta_path.append(_LastResort())
 
 
 def when_imported(action: Callable[[Any], None]) -> None:
@@ -99,6 +100,29 @@ class _TorchWatcher:
                 self._action(module)
 
         loader.exec_module = exec_module
+
+
+class _LastResort:
+    """Lets a job ``import cotenant`` where that is not installed: it gets the virtual GPU interface, and no more."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See ``importlib.abc.MetaPathFinder``."""
+        if fullname != "cotenant":
+            return None
+        from importlib.machinery import ModuleSpec  # noqa: PLC0415 - only where it is asked for
+
+        return ModuleSpec(fullname, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """See ``importlib.abc.Loader``."""
+        from . import resources  # noqa: PLC0415
+
+        return resources
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See ``importlib.abc.Loader``: it has been executed."""
 
 
 def warn(error: Exception) -> None:

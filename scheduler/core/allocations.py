@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cotenant.placement.explain import memory_text
+from cotenant.placement.resize import MEMORY_STEP
 from cotenant.placement.shares import demand_of, floor_of, free_memory, round_down
 from cotenant.placement.types import GpuView, Resident, Share
 from cotenant.scheduler.core.accounts import KINDS, held_of, name_of, terms_of
@@ -91,7 +92,9 @@ def _decide(state: State, job: Job, event: ResourcesAsked) -> tuple[ResourceAnsw
     if event.action == "limit":
         return _limit(job, event, found)
     assert event.amount is not None
-    return _request(job, event, found) if event.action == "request" else _release(job, event, found)
+    if event.action == "request":
+        return _request(job, event, found)
+    return _release(job, event, found, state.settings.placement.memory_margin)
 
 
 def _refusal(state: State, job: Job, event: ResourcesAsked) -> str:
@@ -124,14 +127,15 @@ def _request(job: Job, event: ResourcesAsked, found: Room) -> tuple[ResourceAnsw
     return _answer(event, "granted" if whole else "partly", granted, reason), replace(job, wanted=wanted)
 
 
-def _release(job: Job, event: ResourcesAsked, found: Room) -> tuple[ResourceAnswer, Job]:
+def _release(job: Job, event: ResourcesAsked, found: Room, margin: float) -> tuple[ResourceAnswer, Job]:
     assert event.amount is not None
     if event.resource == "compute":
         least, held = 0.0, found.guaranteed
         why = "no compute is guaranteed to it: what it does not use goes to others by itself"
     else:
-        least, held = found.used or 0.0, found.share
-        why = f"{memory_text(least)} are in use, and only what is free can be taken"
+        used = found.used or 0.0
+        least, held = math.ceil(used * (1.0 + margin) / MEMORY_STEP) * MEMORY_STEP, found.share
+        why = f"{memory_text(used)} are in use, {memory_text(least)} with what is kept spare"
     kept = max(held - event.amount, least)
     released = held - kept
     if released <= 0.0:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from functools import partialmethod
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
+from asking import TOKEN, Http, problem
 from fake_client import GIB, FakeClient, job_view
 
 from cotenant.dashboards import guard, openapi
-from cotenant.dashboards.api import create_app
 from cotenant.scheduler.core.model import Hints, JobState
 from cotenant.scheduler.errors import CotenantError, NotConnected, NotPermitted, NotPlaceable
 
-TOKEN = "s3cret"
-AUTH = {"Authorization": f"Bearer {TOKEN}"}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
 JOB = {"command": ["python", "train.py"]}
 
@@ -28,43 +22,9 @@ def client() -> FakeClient:
     return FakeClient(job_view(), job_view("job-9", JobState.SUCCEEDED))
 
 
-class Http:
-    """Requests straight into the application, no socket."""
-
-    def __init__(self, client: FakeClient, token: str | None) -> None:
-        app = create_app(lambda: client, token)  # type: ignore[arg-type,return-value]
-        self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-
-    def request(self, method: str, path: str, headers: Mapping[str, Any] | None = None, **how: Any) -> httpx.Response:
-        async def send() -> httpx.Response:
-            async with httpx.AsyncClient(transport=self._transport, base_url="http://api") as session:
-                return await session.request(method, path, headers={**AUTH, **(headers or {})}, **how)
-
-        return asyncio.run(send())
-
-    get = partialmethod(request, "GET")
-    post = partialmethod(request, "POST")
-    put = partialmethod(request, "PUT")
-    patch = partialmethod(request, "PATCH")
-    delete = partialmethod(request, "DELETE")
-
-
 @pytest.fixture
 def http(client: FakeClient) -> Http:
     return Http(client, TOKEN)
-
-
-def problem(response: Any, status: int, kind: str) -> dict[str, Any]:
-    """Return the body of a problem after checking what all problems have."""
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
-    body: dict[str, Any] = response.json()
-    assert body["type"] == f"urn:cotenant:problem:{kind}"
-    assert body["status"] == status
-    assert body["title"]
-    assert body["detail"]
-    assert body["instance"].startswith("/")
-    return body
 
 
 # -- token ------------------------------------------------------------------------------------------------------------
@@ -78,6 +38,10 @@ ROUTES = [
     ("GET", "/api/v1/jobs/job-1/explanation"),
     ("GET", "/api/v1/jobs/job-1/logs"),
     ("GET", "/api/v1/jobs/job-1/forecast-scores"),
+    ("POST", "/api/v1/jobs/job-1/request_resource_allocation"),
+    ("POST", "/api/v1/jobs/job-1/release_resources"),
+    ("POST", "/api/v1/jobs/job-1/set_resource_limits"),
+    ("GET", "/api/v1/jobs/job-1/get_available_resources"),
     ("GET", "/api/v1/predictions"),
     ("GET", "/api/v1/accounts"),
     ("PATCH", "/api/v1/tuning"),

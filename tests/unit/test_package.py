@@ -26,7 +26,16 @@ print(sorted(after - sys.stdlib_module_names - {{"cotenant"}}))
 
 
 def test_exported_names() -> None:
-    assert sorted(cotenant.__all__) == ["LeaseLost", "connect", "lease", "submit"]
+    assert sorted(cotenant.__all__) == [
+        "LeaseLost",
+        "connect",
+        "get_available_resources",
+        "lease",
+        "release_resources",
+        "request_resource_allocation",
+        "set_resource_limits",
+        "submit",
+    ]
     assert all(getattr(cotenant, name).__doc__ for name in cotenant.__all__)
     own = [name for name, value in vars(cotenant).items() if getattr(value, "__module__", None) == "cotenant"]
     assert {name for name in own if not name.startswith("_")} <= set(cotenant.__all__)
