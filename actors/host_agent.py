@@ -68,10 +68,11 @@ class HostAgent:
         jobs_dir = run_dir(session, host_id)
         jobs_dir.mkdir(parents=True, exist_ok=True)
         agent_socket = socket_path(jobs_dir)
+        self._enforcement = HostEnforcement(jobs_dir, self._gpus, self.settings.enforcement)
         self._launcher = Launcher(
             jobs_dir,
             self._gpus,
-            HostEnforcement(jobs_dir, self._gpus, self.settings.enforcement),
+            self._enforcement,
             first_validity_s=self.settings.lease.ttl_s,
             variables={AGENT: agent_socket, **({OPERATOR_MIX: "1"} if self.settings.profiler.operator_mix else {})},
         )
@@ -310,7 +311,7 @@ class HostAgent:
         """See ``UplinkHost.report``."""
         if not self._claimed:
             self._claim_gpus(CLAIM_RETRY_S)
-        notes = "; ".join(text for text in (note, self._note, *self._backend.notes) if text)
+        notes = "; ".join(text for text in (note, self._note, *self._backend.notes, *self._enforcement.notes) if text)
         return HostReport(self._host(), self._inventory(), events, self._claim, notes, dict(self._controls), number)
 
     def send(self, report: HostReport) -> bool:

@@ -306,7 +306,7 @@ _HINTS: Mapping[str, _Hint] = {
         "isolation",
         _one_of(_choices(Isolation)),
         _listed(Isolation),
-        'How strictly the job is kept apart: "hard" never shares a GPU.',
+        'How strictly the job is kept apart: "hard" never shares a GPU, "none" is not capped (docs/enforcement.md).',
     ),
     "group": _Hint("group", _identifier, _NAME, "What the job is one of, as the replicas of a service.", "none"),
     "anti_affinity": _Hint(

@@ -13,6 +13,7 @@ from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.enforcement.cuda import MigEnforcement, MpsEnforcement, TimeSliceEnforcement
 from cotenant.actors.enforcement.mps import MpsService, service_folder
 from cotenant.actors.enforcement.pausing import PAUSES, CheckpointPause, Pause
+from cotenant.actors.enforcement.power import PowerLimit
 from cotenant.actors.enforcement.sharefile import ShareFile
 from cotenant.actors.reports import JobReport
 from cotenant.configs.settings import EnforcementSettings
@@ -41,12 +42,20 @@ class HostEnforcement(ShareFile):
             if kind_of(gpu) == "gpu"
         }
         self._no_checkpoints: str | None = None  # not looked at yet
+        self._power: PowerLimit | None = None
+        if settings.power_limit_w is not None and self._services:
+            self._power = PowerLimit(run_dir, list(self._services), settings.power_limit_w)
         self._ways: Mapping[Method, EnforcementBackend] = {
             "cpu": CpuEnforcement(),
             "timeslice": TimeSliceEnforcement(),
             "mig": MigEnforcement(),
             "mps": MpsEnforcement(self._services.__getitem__),
         }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worth knowing of the host as a whole."""
+        return () if self._power is None else tuple(self._power.notes)
 
     def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
         """See ``EnforcementBackend.admit``."""
@@ -95,7 +104,9 @@ class HostEnforcement(ShareFile):
             self._ways[method].tend(dirs)
 
     def close(self) -> None:
-        """See ``EnforcementBackend.close``: ends the daemons."""
+        """See ``EnforcementBackend.close``: ends the daemons, and puts power limits back."""
+        if self._power is not None:
+            self._power.restore()
         for service in self._services.values():
             service.stop()
 

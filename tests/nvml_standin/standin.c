@@ -183,9 +183,11 @@ nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, u64 *milli
     *millijoules = (u64)(now_s() * GPU(device)->energy_rate * 1000);
     return SUCCESS;
 }
+/* What this process has set; the state file, which is the hardware, does not change. */
+static unsigned limits[GPUS];
 nvmlReturn_t nvmlDeviceGetPowerManagementLimit(nvmlDevice_t device, unsigned *milliwatts) {
     ENTER(device);
-    *milliwatts = GPU(device)->limit;
+    *milliwatts = limits[device->gpu] ? limits[device->gpu] : GPU(device)->limit;
     return SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned *milliwatts) {
@@ -199,10 +201,11 @@ nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, u
     *high = GPU(device)->limit_max;
     return SUCCESS;
 }
-/* Checks the range and says yes; nothing is kept, since the state file is the hardware. */
 nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned milliwatts) {
     ENTER(device);
-    return milliwatts < GPU(device)->limit_min || milliwatts > GPU(device)->limit_max ? INVALID : SUCCESS;
+    if (milliwatts < GPU(device)->limit_min || milliwatts > GPU(device)->limit_max) return INVALID;
+    limits[device->gpu] = milliwatts;
+    return SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned type, unsigned *mhz) {
     (void)type;

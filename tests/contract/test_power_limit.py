@@ -1,0 +1,83 @@
+"""A power limit through the real nvidia-ml-py, with the stand-in for NVML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvml_standin import Standin
+
+GPUS = [
+    f"gpu {index} uuid=GPU-{name} limit=700000 limit_min=200000 limit_max=700000" for index, name in enumerate("ab")
+]
+CODE = """
+from pathlib import Path
+import pynvml
+from cotenant.actors.enforcement.power import PowerLimit
+
+def limits():
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
+    return [pynvml.nvmlDeviceGetPowerManagementLimit(handle) for handle in handles]
+
+said, seen = [], [limits()]
+for agent in range({agents}):
+    power = PowerLimit(Path({folder!r}), ["GPU-a", "GPU-b"], {watts})
+    seen.append(limits())
+for _ in range(2):
+    power.restore()
+seen.append(limits())
+print(json.dumps([seen, power.notes, list(map(str, Path({folder!r}).iterdir()))]))
+"""
+
+
+@pytest.fixture(scope="module")
+def standin(tmp_path_factory) -> Standin:
+    return Standin(tmp_path_factory.mktemp("standin"))
+
+
+def limit(
+    standin: Standin, folder: Path, watts: float, agents: int = 1
+) -> tuple[list[list[int]], list[str], list[str]]:
+    answer: Any = standin.python(CODE.format(folder=str(folder), watts=watts, agents=agents))
+    return tuple(answer)
+
+
+def test_the_limit_is_set_and_put_back(standin, tmp_path):
+    standin.set(*GPUS)
+    seen, notes, left = limit(standin, tmp_path, 350.0)
+    assert seen == [[700_000, 700_000], [350_000, 350_000], [700_000, 700_000]]
+    assert (notes, left) == ([], [])
+
+
+def test_an_agent_that_follows_another_still_knows_what_was_there_before(standin, tmp_path):
+    standin.set(*GPUS)
+    seen, notes, _ = limit(standin, tmp_path, 350.0, agents=2)
+    assert seen[-2:] == [[350_000, 350_000], [700_000, 700_000]]
+    assert notes == []
+
+
+def test_a_limit_that_the_gpus_do_not_take_is_named(standin, tmp_path):
+    standin.set(*GPUS)
+    seen, notes, _ = limit(standin, tmp_path, 100.0)
+    assert seen[1] == [700_000, 700_000]
+    assert notes[0] == "enforcement.power_limit_w: 100 is not accepted by GPU-a; give 200 to 700"
+
+
+def test_without_permission_it_is_said_and_nothing_else_happens(standin, tmp_path):
+    standin.set(*GPUS, "fault nvmlDeviceSetPowerManagementLimit 4")
+    seen, notes, _ = limit(standin, tmp_path, 350.0)
+    assert seen == [[700_000, 700_000]] * 3
+    assert notes[0].startswith("power of GPU-a is not limited: nvmlDeviceSetPowerManagementLimit: ")
+
+
+def test_without_a_driver_it_is_said(standin, tmp_path):
+    standin.set(*GPUS)
+    code = (
+        "from pathlib import Path\nfrom cotenant.actors.enforcement.power import PowerLimit\n"
+        f"print(json.dumps(PowerLimit(Path({str(tmp_path)!r}), ['GPU-a'], 300.0).notes))"
+    )
+    standin.set("fault nvmlInit 9")
+    (note,) = standin.python(code)
+    assert note == "power is not limited: the NVIDIA kernel module is not loaded"
