@@ -64,10 +64,12 @@ class HostAgent:
         self._counted = counted
         self._claimed = False
         self._claim = self._note = ""
+        self._notes: list[str] = []  # what stays as it is
         self._claim_gpus(CLAIM_TIMEOUT_S)
         jobs_dir = run_dir(session, host_id)
         jobs_dir.mkdir(parents=True, exist_ok=True)
         agent_socket = socket_path(jobs_dir)
+        self._lease_socket: LeaseSocket | None = None
         self._enforcement = HostEnforcement(jobs_dir, self._gpus, self.settings.enforcement)
         self._launcher = Launcher(
             jobs_dir,
@@ -76,7 +78,10 @@ class HostAgent:
             first_validity_s=self.settings.lease.ttl_s,
             variables={AGENT: agent_socket, **({OPERATOR_MIX: "1"} if self.settings.profiler.operator_mix else {})},
         )
-        self._lease_socket = LeaseSocket(agent_socket, self._answer_job)
+        try:
+            self._lease_socket = LeaseSocket(agent_socket, self._answer_job)
+        except OSError as error:  # the rest works without
+            self._notes.append(f"jobs cannot ask about their leases: {agent_socket}: {error}")
         self._profiler = Profiler(self._backend, self.settings.profiler)
         self._overruns = OverrunWatch()
         self._faults = GpuFaults()
@@ -126,7 +131,8 @@ class HostAgent:
         """Stop the threads and release the devices. Jobs must have been stopped before."""
         self._stopping.set()
         self._uplink.wake()
-        self._lease_socket.close()
+        if self._lease_socket is not None:
+            self._lease_socket.close()
         self._launcher.close()
         self._backend.close()
 
@@ -311,7 +317,9 @@ class HostAgent:
         """See ``UplinkHost.report``."""
         if not self._claimed:
             self._claim_gpus(CLAIM_RETRY_S)
-        notes = "; ".join(text for text in (note, self._note, *self._backend.notes, *self._enforcement.notes) if text)
+        notes = "; ".join(
+            text for text in (note, self._note, *self._notes, *self._backend.notes, *self._enforcement.notes) if text
+        )
         return HostReport(self._host(), self._inventory(), events, self._claim, notes, dict(self._controls), number)
 
     def send(self, report: HostReport) -> bool:

@@ -82,7 +82,7 @@ def bench(tmp_path: Path, exits: list[int]) -> Iterator[Bench]:
     yield bench
     for scheduler in bench.started:
         scheduler._stopping.set()
-        scheduler._inbox.put(scheduler_actor._Request([]))
+        scheduler._inbox.put(scheduler_actor.Request([]))
     wait_until(
         lambda: not [t for t in threading.enumerate() if t.name in ("commit", "watch") and t.daemon], 5, "threads end"
     )
@@ -198,7 +198,7 @@ class TestFaultsOfTheCore:
 
     def test_requests_committed_with_it_are_answered(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         poison(monkeypatch)
-        group = [scheduler_actor._Request([JobSubmitted(half(job_id))]) for job_id in ("x", "bad", "y")]
+        group = [scheduler_actor.Request([JobSubmitted(half(job_id))]) for job_id in ("x", "bad", "y")]
         bench.scheduler._settle(group)
         assert group[0].done.result() is group[2].done.result() is None
         with pytest.raises(NotHandled):
@@ -257,7 +257,7 @@ class TestFaultsOfTheCore:
 
 def test_what_cannot_be_written_down_is_refused_alone(bench: Bench) -> None:
     bad = replace(half("bad"), env={"A": "\udcff"})
-    group = [scheduler_actor._Request([JobSubmitted(one)]) for one in (half("x"), bad, half("y"))]
+    group = [scheduler_actor.Request([JobSubmitted(one)]) for one in (half("x"), bad, half("y"))]
     bench.scheduler._settle(group)
     with pytest.raises(NotRecordable):
         group[1].done.result()

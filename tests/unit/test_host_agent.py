@@ -1,0 +1,133 @@
+"""The host agent in this process, with a stand-in for Ray: commands, what jobs ask, everything given back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import GetTimeoutError, RayTaskError
+from scheduling import GIB, spec
+from support import wait_until
+
+from cotenant.actors import host_agent
+from cotenant.actors.host_agent import HostAgent
+from cotenant.configs.settings import DeviceSettings, Settings
+from cotenant.placement.types import Share
+from cotenant.scheduler.core.commands import StartJob, StopJob
+from cotenant.scheduler.core.events import JobStarted
+from cotenant.scheduler.errors import NotConnected, NotPermitted, TooManyRequests
+from cotenant.scheduler.views import AllocationView, ResourcesView, ResourceView
+
+VIEW = ResourceView(share=1.0, available=2.0, guaranteed=None, used=None, limit=None, note="")
+
+
+class Scheduler:
+    """What the agent asks the scheduler for; ``error`` is what it answers instead."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.error: Exception | None = None
+        self.allocate = SimpleNamespace(remote=lambda *what: ("allocate", *what))
+        self.resources = SimpleNamespace(remote=lambda *what: ("resources", *what))
+
+    def get(self, call: tuple[Any, ...], timeout: float) -> Any:
+        assert timeout > 0
+        self.asked.append(call)
+        if self.error is not None:
+            raise self.error
+        if call[0] == "resources":
+            return ResourcesView(job_id=call[1], epoch=1, memory=VIEW, compute=VIEW, power=VIEW)
+        wish = call[2]
+        fields = {"action": wish.action, "resource_type": wish.resource_type, "status": "refused", "granted": 0.0}
+        return AllocationView(job_id=call[1], requested=wish.amount, share=None, reason="no", **fields)
+
+
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    """An agent with a job ``job`` that sleeps; ``agent.scheduler`` is what it talks to."""
+    scheduler = Scheduler()
+    context = SimpleNamespace(get_session_name=lambda: "session")
+    monkeypatch.setattr(
+        host_agent,
+        "ray",
+        SimpleNamespace(
+            get_runtime_context=lambda: context, get_actor=lambda *_: scheduler, get=scheduler.get, method=ray.method
+        ),
+    )
+    monkeypatch.setattr(host_agent, "live_nodes", lambda: {"h1": SimpleNamespace(gpus=0)})
+    monkeypatch.setattr(host_agent, "claim_gpus", lambda *_: "claimed")
+    monkeypatch.setattr(host_agent, "start_vital_thread", lambda *_: None)
+    monkeypatch.setenv("COTENANT_RUN_DIR", str(tmp_path))
+    settings = Settings(device=DeviceSettings(backend="cpu", memory_bytes=GIB))
+    agent = HostAgent("h1", settings.model_dump_json())
+    agent.scheduler = scheduler
+    job = spec("job")
+    job = SimpleNamespace(
+        **{name: getattr(job, name) for name in job.__slots__}
+        | {"command": (sys.executable, "-S", "-c", "import time; time.sleep(60)"), "cwd": "/", "env": dict(os.environ)}
+    )
+    gpu_id = agent._gpus[0].gpu_id
+    assert agent.apply([StartJob("h1", job, 1, 0, (Share(gpu_id, GIB, 0.5),), "")]) == []
+    yield agent
+    agent.apply([StopJob("h1", "job", 1, 0.0, "the test is over")])
+    wait_until(lambda: not agent._launcher.running(), 10, "the job has ended")
+    agent.shut_down()
+
+
+def question(agent: HostAgent, **more: Any) -> dict[str, Any]:
+    env = agent._launcher.environment("job", 1)
+    lease = {"job_id": "job", "epoch": env["COTENANT_EPOCH"], "token": env["COTENANT_LEASE_TOKEN"]}
+    return {"method": "allocate", "action": "request", "resource_type": "memory", "amount": 1, "request_id": "r"} | (
+        lease | more
+    )
+
+
+def test_a_job_is_started_and_told_of(agent):
+    (started,) = agent._uplink._events
+    assert isinstance(started, JobStarted)
+    assert (started.job_id, started.ceiling.memory_bytes) == ("job", None)
+    agent._launcher.tend()
+    report = agent.report(1, (), "")
+    assert [item.job_id for item in report.inventory] == ["job"]
+    assert Path(agent._launcher.environment("job", 1)["COTENANT_AGENT"]).is_socket()
+
+
+def test_a_job_is_answered_for_its_own_lease_only(agent):
+    answer = agent._answer_job(question(agent))
+    assert (answer["status"], answer["requested"]) == ("refused", 1)
+    ((_, job_id, wish),) = agent.scheduler.asked
+    assert (job_id, wish.epoch, wish.request_id) == ("job", 1, "r")
+    assert agent._answer_job(question(agent, method="get_available_resources"))["memory"]["share"] == 1.0
+    for wrong in ({"token": "x"}, {"job_id": "other"}, {"epoch": "2"}, {"epoch": "-1"}, {"token": None}):
+        with pytest.raises(NotPermitted):
+            agent._answer_job(question(agent, **wrong))
+    assert len(agent.scheduler.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RayTaskError("allocate", "", TooManyRequests("too often", 1.0)), TooManyRequests),
+        (GetTimeoutError("late"), NotConnected),
+    ],
+)
+def test_what_the_scheduler_says_reaches_the_job(agent, error, told):
+    agent.scheduler.error = error
+    with pytest.raises(told):
+        agent._answer_job(question(agent))
+
+
+def test_an_agent_without_a_place_for_its_socket_works_without(tmp_path, monkeypatch, agent):
+    def refuse(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(host_agent, "LeaseSocket", refuse)
+    monkeypatch.setenv("COTENANT_RUN_DIR", str(tmp_path / "other"))
+    other = HostAgent("h1", Settings(device=DeviceSettings(backend="cpu")).model_dump_json())
+    assert "jobs cannot ask about their leases" in other.report(1, (), "").note
+    other.shut_down()
