@@ -118,7 +118,7 @@ def _request(job: Job, event: ResourcesAsked, found: Room) -> tuple[ResourceAnsw
         wanted = replace(job.wanted, memory_bytes=int(found.share) + int(granted))
     else:
         target = round_down(target)
-        granted = target - found.share
+        granted = min(event.amount, target - found.share)
         wanted = replace(job.wanted, compute=target)
     if granted <= 0.0:
         return _answer(event, "refused", 0.0, found.why), job
@@ -137,7 +137,7 @@ def _release(job: Job, event: ResourcesAsked, found: Room, margin: float) -> tup
         least, held = math.ceil(used * (1.0 + margin) / MEMORY_STEP) * MEMORY_STEP, found.share
         why = f"{memory_text(used)} are in use, {memory_text(least)} with what is kept spare"
     kept = max(held - event.amount, least)
-    released = held - kept
+    released = min(event.amount, held - kept)
     if released <= 0.0:
         return _answer(event, "refused", 0.0, why), job
     if event.resource == "compute":
