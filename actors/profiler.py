@@ -173,8 +173,9 @@ class Profiler:
         if self._reject_unless(track.util.add(job.util, interval_s, ABSURD_UTIL)) and job.util is not None:
             track.note_source(job.util_source, job.util_age_s, interval_s)
         self._reject_unless(track.add_memory(job.memory_bytes, at_s, interval_s, self._memory_limit[job.gpu_id]))
-        self._reject_unless(track.host.add(job.host_busy_s, at_s, None))
-        # Read now and then only: a sample without them is no gap.
+        # Read now and then only: a sample without them is no gap, unless nothing is known of the job.
+        if job.host_busy_s is not None or (job.busy_s, job.util, job.memory_bytes) == (None, None, None):
+            self._reject_unless(track.host.add(job.host_busy_s, at_s, None))
         if job.read_bytes is not None:
             self._reject_unless(track.read.add(job.read_bytes, at_s, None))
         if job.write_bytes is not None:

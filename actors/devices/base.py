@@ -49,7 +49,7 @@ class JobSample:
     device; a job on several GPUs has an equal part of it on each, so that the sum over its GPUs is the job's.
 
     ``read_bytes`` and ``write_bytes`` are counters of what the job read from and wrote to files, divided in the same
-    way. They may be read less often than the others: None in a sample in which they were not.
+    way. They and ``host_busy_s`` may be read less often than the others: None in a sample in which they were not.
 
     ``util_age_s`` is the age of a ``util`` that a driver refreshes more slowly than it is asked, and ``util_source``
     says whose reading it is; both only go with ``util``.

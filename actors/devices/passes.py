@@ -16,11 +16,18 @@ class TreePasses:
     Args:
         trees: The trees.
         clock: Monotonic seconds.
+        period_s: The clocks are not read more often than this.
+
+    Attributes:
+        counted: Whether the clocks were read in the present pass.
     """
 
-    def __init__(self, trees: Trees, clock: Callable[[], float]) -> None:
+    def __init__(self, trees: Trees, clock: Callable[[], float], period_s: float = 0.0) -> None:
+        self.counted = False
         self._trees = trees
         self._clock = clock
+        self._period_s = period_s
+        self._next_read_s = 0.0
         self._next_scan_s = 0.0
         self._next_io_s = 0.0
         self._io_read = False  # in the present pass
@@ -28,6 +35,11 @@ class TreePasses:
     def read(self) -> float:
         """Bring all counters up to date; returns the moment they are true of."""
         before = self._clock()
+        self.counted = before >= self._next_read_s
+        if not self.counted:
+            self._io_read = False
+            return before
+        self._next_read_s = before + self._period_s * 0.9  # passes come a little early or late
         if before >= self._next_scan_s:
             self._next_scan_s = before + self._trees.scan()
             before = self._clock()

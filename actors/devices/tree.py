@@ -181,11 +181,13 @@ class Trees:
     def __init__(self, processes: ProcessTable) -> None:
         self.jobs: dict[str, JobTree] = {}
         self._processes = processes
+        self.version = 0  # changes whenever a job, or a process of a job, comes or goes
         self._links: dict[int, ProcessStat] = {}  # every process of the host, as it was when it was first seen
         self._unwatched_ns: Counter[str] = Counter()
 
     def watch(self, job_id: str, slices: Mapping[str, frozenset[int]], root_pid: int) -> None:
         """Begin a job, or add a root and devices to it. What its processes used before does not count."""
+        self.version += 1
         tree = self.jobs.setdefault(job_id, JobTree(job_id))
         for gpu_id, cores in slices.items():
             tree.slices.setdefault(gpu_id, cores)
@@ -205,6 +207,7 @@ class Trees:
         """Forget a job; unknown ids are ignored."""
         tree = self.jobs.pop(job_id, None)
         if tree is not None:
+            self.version += 1
             self._unwatched_ns.update(tree.device_ns)
             for member in tree.members.values():
                 member.process.close()
@@ -229,8 +232,11 @@ class Trees:
     def read(self) -> None:
         """Bring the counters of all jobs up to date."""
         for tree in self.jobs.values():
+            roots = len(tree.roots)
             for pid in tree.read():
+                self.version += 1
                 self._links.pop(pid, None)  # whoever has the number next is new
+            self.version += roots != len(tree.roots)
 
     def _adopt_new(self) -> None:
         """Give every job its new processes, and those that could not be opened before."""
@@ -284,3 +290,4 @@ class Trees:
             tree.roots.discard(pid)
             return
         tree.members[pid] = member
+        self.version += 1

@@ -29,9 +29,9 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
 
 
 @pytest.fixture
-def library(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+def library(standin: Standin) -> Iterator[Library]:
     standin.set("gpu 0")
-    with loaded(standin, monkeypatch) as library:
+    with loaded(standin) as library:
         yield library
 
 
@@ -315,7 +315,7 @@ def test_without_performance_counters(host: Host, lines: tuple[str, ...], membw:
     assert activity(host.start(*lines), ["membw_util"]) == {"membw_util": membw}
 
 
-def test_an_old_driver_lacks_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_driver_lacks_functions(tmp_path: Path) -> None:
     old = Standin(
         tmp_path,
         [
@@ -330,7 +330,7 @@ def test_an_old_driver_lacks_functions(tmp_path: Path, monkeypatch: pytest.Monke
     )
     old.set(f"gpu 0 uuid=GPU-0 total={16 * GIB} used=500 util=40 memutil=20 power=90000 energy_rate=0")
     process = subprocess.Popen(["sleep", "100"])
-    with loaded(old, monkeypatch) as library:
+    with loaded(old) as library:
         backend = NvmlBackend(DeviceSettings(), library=library)
         backend.watch("a", ["GPU-0"], process.pid)
         sample = until(backend, lambda sample: job(sample, "a").util is not None, "an estimate")

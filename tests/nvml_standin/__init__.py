@@ -28,6 +28,11 @@ _SOURCES = (HERE / "standin.c", HERE / "state.c")
 _PRELUDE = "import json, sys\nsys.path.insert(0, {root!r})\n"
 
 
+def compiler() -> str | None:
+    """The C compiler of this machine, None when there is none."""
+    return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
 def build(folder: Path, without: Sequence[str] = ()) -> Path:
     """Compile the stand-in.
 
@@ -38,14 +43,14 @@ def build(folder: Path, without: Sequence[str] = ()) -> Path:
     Returns:
         The library.
     """
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
+    found = compiler()
+    if found is None:
         pytest.skip("no C compiler on this machine (cc, gcc or clang): the stand-in for NVML cannot be built")
     exports = folder / "exports.map"
     exports.write_text("{ global: nvml*; local: " + "".join(f"{name}; " for name in without) + "*; };\n")
     library = folder / SONAME
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-shared", "-fPIC", f"-Wl,-soname,{SONAME}"]
-    command = [compiler, *flags, f"-Wl,--version-script,{exports}", "-o", library, *_SOURCES]
+    command = [found, *flags, f"-Wl,--version-script,{exports}", "-o", library, *_SOURCES]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     return library
 

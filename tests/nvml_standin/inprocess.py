@@ -1,4 +1,4 @@
-"""The stand-in in the process of the tests themselves, for what needs real processes and many readings."""
+"""The stand-in in the present process, for what needs real processes and many readings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nvml_standin import Standin
 
 
 @contextmanager
-def loaded(standin: Standin, patch: pytest.MonkeyPatch) -> Iterator[Library]:
+def loaded(standin: Standin) -> Iterator[Library]:
     """Have nvidia-ml-py use the stand-in; whatever it had loaded before is back afterwards."""
     pynvml = importlib.import_module("pynvml")
-    with patch.context() as inside:
+    with pytest.MonkeyPatch.context() as inside:
         inside.setenv("NVML_STANDIN_STATE", str(standin.state))
         inside.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(standin.library)))
         inside.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})

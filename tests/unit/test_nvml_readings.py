@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,22 +75,24 @@ def test_union_of_lists(listed: list[tuple[int, int | None]], expected: dict[int
 
 
 def test_utilisation_is_held_with_its_age_and_ends() -> None:
-    hold = UtilisationHold(unix_s=1000.0)
+    hold = UtilisationHold(pynvml, unix_s=1000.0)
     at = int(1000e6)
     hold.take([(1, at - 2_000_000, 90), (1, at - 500_000, 40), (2, at - 100_000, 4294967295)], 50.0)
-    assert hold.held(50.0) == {1: Held(0.4, 0.0)}
+    assert hold.held() == {1: Held(0.4, 50.0)}
     hold.take([(1, at - 500_000, 99)], 50.2)  # the same sample again
-    assert hold.held(50.5) == {1: Held(0.4, 0.5)}
+    assert hold.held() == {1: Held(0.4, 50.0)}
     hold.take([(3, at + 300_000, 7), (3, at + 200_000, 60), (1, at + 300_000, 20)], 50.6)
-    assert hold.held(50.6) == {1: Held(0.2, 0.0), 3: Held(0.07, 0.0)}
-    assert hold.held(50.6 + HOLD_S + 0.01) == {}
+    assert hold.held() == {1: Held(0.2, 50.6), 3: Held(0.07, 50.6)}
+    hold.take([(3, at + 400_000, 8)], 51.0)
+    hold.take([], 50.6 + HOLD_S + 0.01)
+    assert hold.held() == {3: Held(0.08, 51.0)}
 
 
 # -- whose it is ----------------------------------------------------------------------------------------------------
 
 
 def told(util: float | None, shares: dict[int, float] | None, memory: Any = "all", device: float = 9e9) -> Told:
-    held = None if shares is None else {pid: Held(value, 0.2) for pid, value in shares.items()}
+    held = None if shares is None else {pid: Held(value, 9.8) for pid, value in shares.items()}
     listed = {1: 100, 2: 200} if memory == "all" else memory
     return Told(util, device, held, listed)
 
@@ -98,36 +101,36 @@ def told(util: float | None, shares: dict[int, float] | None, memory: Any = "all
     ("says", "all_known", "a", "b"),
     [
         # The driver tells both; a job of several processes adds up and is as old as its oldest reading.
-        (told(0.7, {1: 0.3, 2: 0.4}), True, Use(0.3, 0.2, "process", 100), Use(0.4, 0.2, "process", 200)),
+        (told(0.7, {1: 0.3, 2: 0.4}), True, Use(0.3, 9.8, "process", 100), Use(0.4, 9.8, "process", 200)),
         (
             told(0.9, {1: 0.3, 11: 0.2, 2: 0.4}, {1: 100, 11: 50, 2: 0}),
             True,
-            Use(0.5, 0.2, "process", 150),
-            Use(0.4, 0.2, "process", 0),
+            Use(0.5, 9.8, "process", 150),
+            Use(0.4, 9.8, "process", 0),
         ),
         # The driver names those only that did something.
-        (told(0.3, {1: 0.3}), True, Use(0.3, 0.2, "process", 100), Use(0.0, 0.0, "process", 200)),
-        (told(0.0, {1: 0.3}), True, Use(0.0, 0.0, "process", 100), Use(0.0, 0.0, "process", 200)),
-        (told(0.0, {}), True, Use(0.0, 0.0, "process", 100), Use(0.0, 0.0, "process", 200)),
-        (told(None, {1: 0.3}), True, Use(0.3, 0.2, "process", 100), Use(0.0, 0.0, "process", 200)),
+        (told(0.3, {1: 0.3}), True, Use(0.3, 9.8, "process", 100), Use(0.0, None, "process", 200)),
+        (told(0.0, {1: 0.3}), True, Use(0.0, None, "process", 100), Use(0.0, None, "process", 200)),
+        (told(0.0, {}), True, Use(0.0, None, "process", 100), Use(0.0, None, "process", 200)),
+        (told(None, {1: 0.3}), True, Use(0.3, 9.8, "process", 100), Use(0.0, None, "process", 200)),
         # What nobody is said to have done is divided among those it may have been.
-        (told(0.8, {1: 0.3}), True, Use(0.3, 0.2, "process", 100), Use(0.5, 0.0, "device", 200)),
-        (told(0.8, {}), True, Use(0.4, 0.0, "device", 100), Use(0.4, 0.0, "device", 200)),
-        (told(0.8, {}, {1: 100}), True, Use(0.8, 0.0, "device", 100), Use(0.0, 0.0, "process", 0)),
-        (told(0.9, {}, {1: 1, 2: 2, 77: 3}), True, Use(0.3, 0.0, "device", 1), Use(0.3, 0.0, "device", 2)),
+        (told(0.8, {1: 0.3}), True, Use(0.3, 9.8, "process", 100), Use(0.5, None, "device", 200)),
+        (told(0.8, {}), True, Use(0.4, None, "device", 100), Use(0.4, None, "device", 200)),
+        (told(0.8, {}, {1: 100}), True, Use(0.8, None, "device", 100), Use(0.0, None, "process", 0)),
+        (told(0.9, {}, {1: 1, 2: 2, 77: 3}), True, Use(0.3, None, "device", 1), Use(0.3, None, "device", 2)),
         # A stranger's share is the stranger's.
-        (told(0.8, {77: 0.8}), True, Use(0.0, 0.0, "process", 100), Use(0.0, 0.0, "process", 200)),
+        (told(0.8, {77: 0.8}), True, Use(0.0, None, "process", 100), Use(0.0, None, "process", 200)),
         # No utilisation by process (MIG, no permission).
-        (told(0.8, None), True, Use(0.4, 0.0, "device", 100), Use(0.4, 0.0, "device", 200)),
-        (told(0.0, None), True, Use(0.0, 0.0, "device", 100), Use(0.0, 0.0, "device", 200)),
+        (told(0.8, None), True, Use(0.4, None, "device", 100), Use(0.4, None, "device", 200)),
+        (told(0.0, None), True, Use(0.0, None, "device", 100), Use(0.0, None, "device", 200)),
         (told(None, None), True, Use(memory_bytes=100), Use(memory_bytes=200)),
         (told(None, {}), True, Use(memory_bytes=100), Use(memory_bytes=200)),
         # Memory that is not told, or cannot be true, is unknown for the whole job.
-        (told(0.0, {}, {1: None, 11: 5, 2: 6}), True, Use(0.0, 0.0, "process"), Use(0.0, 0.0, "process", 6)),
-        (told(0.0, {}, None), True, Use(0.0, 0.0, "process"), Use(0.0, 0.0, "process")),
+        (told(0.0, {}, {1: None, 11: 5, 2: 6}), True, Use(0.0, None, "process"), Use(0.0, None, "process", 6)),
+        (told(0.0, {}, None), True, Use(0.0, None, "process"), Use(0.0, None, "process")),
         # In a container whose numbers nobody can translate: strangers may be ours.
-        (told(0.8, {777: 0.8}, {777: 5}), False, Use(0.4, 0.0, "device"), Use(0.4, 0.0, "device")),
-        (told(0.8, {777: 0.5}, {1: 5, 777: 5}), False, Use(0.4, 0.0, "device", 5), Use(0.4, 0.0, "device")),
+        (told(0.8, {777: 0.8}, {777: 5}), False, Use(0.4, None, "device"), Use(0.4, None, "device")),
+        (told(0.8, {777: 0.5}, {1: 5, 777: 5}), False, Use(0.4, None, "device", 5), Use(0.4, None, "device")),
     ],
 )
 def test_two_jobs(says: Told, all_known: bool, a: Use, b: Use) -> None:
@@ -137,16 +140,16 @@ def test_two_jobs(says: Told, all_known: bool, a: Use, b: Use) -> None:
 
 
 def round_use(use: Use) -> Use:
-    return Use(None if use.util is None else round(use.util, 9), use.age_s, use.source, use.memory_bytes)
+    return Use(None if use.util is None else round(use.util, 9), use.came_s, use.source, use.memory_bytes)
 
 
 @pytest.mark.parametrize(
     ("says", "all_known", "expected"),
     [
-        (told(0.8, {777: 0.8}, {777: 5}, 7e9), False, Use(0.8, 0.0, "device", 7e9)),
-        (told(0.8, {777: 0.8}, {777: 5}, 7e9), True, Use(0.0, 0.0, "process", 0)),
-        (told(0.8, {}, {1: None}, 7e9), True, Use(0.8, 0.0, "device", 7e9)),
-        (told(0.8, {}, {1: None, 777: 5}, 7e9), True, Use(0.4, 0.0, "device", None)),
+        (told(0.8, {777: 0.8}, {777: 5}, 7e9), False, Use(0.8, None, "device", 7e9)),
+        (told(0.8, {777: 0.8}, {777: 5}, 7e9), True, Use(0.0, None, "process", 0)),
+        (told(0.8, {}, {1: None}, 7e9), True, Use(0.8, None, "device", 7e9)),
+        (told(0.8, {}, {1: None, 777: 5}, 7e9), True, Use(0.4, None, "device", None)),
     ],
 )
 def test_a_job_that_has_the_device_to_itself(says: Told, all_known: bool, expected: Use) -> None:
@@ -167,7 +170,7 @@ def test_nothing_is_made_up(
     assert list(found) == ["a", "b", "c"]
     for use in found.values():
         assert use.util is None or 0.0 <= use.util <= 1.0
-        assert (use.util is None) == (use.source is None) == (use.age_s is None)
+        assert (use.util is None) == (use.source is None)
     estimated = sum(use.util or 0.0 for use in found.values() if use.source == "device")
     assert estimated <= (util or 0.0) + 1e-9
     listed = sum(used or 0 for used in (memory or {}).values())

@@ -17,10 +17,10 @@ EXPLAINED = 0.05  # of the device: what processes add up to differs from what th
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one job uses of one device. ``age_s`` is the age of the reading behind ``util``."""
+    """What one job uses of one device. ``came_s`` is when the driver said what is behind ``util``; None = just now."""
 
     util: Reading = None
-    age_s: Reading = None
+    came_s: Reading = None
     source: UtilSource | None = None
     memory_bytes: Reading = None
 
@@ -67,7 +67,7 @@ def _utils(
     for job in jobs:
         own = [held for pid, held in shares.items() if owners[pid] == job]
         if own and told.util != 0.0:
-            found[job] = (min(1.0, sum(h.util for h in own)), max(h.age_s for h in own), "process")
+            found[job] = (min(1.0, sum(h.util for h in own)), min(h.came_s for h in own), "process")
     silent = [job for job in jobs if job not in found]
     if told.shares is None:
         left = told.util  # the driver says nothing of processes
@@ -97,15 +97,15 @@ def _parts(
     if left is None:
         return dict.fromkeys(silent, _UNKNOWN)
     if left == 0.0:
-        return dict.fromkeys(silent, (0.0, 0.0, "process" if told.shares is not None else "device"))
+        return dict.fromkeys(silent, (0.0, None, "process" if told.shares is not None else "device"))
     on_it = set(owners.values()) if told.memory is not None and all_numbers_known else set(silent)
     candidates = [job for job in silent if job in on_it]
     # Processes that are no job's and of which nothing is said may have caused it as well.
     strangers = [pid for pid, job in owners.items() if job is None and pid not in (told.shares or {})]
     others = len(strangers) if all_numbers_known else 0
-    parts: dict[str, _Util] = dict.fromkeys(silent, (0.0, 0.0, "process"))
+    parts: dict[str, _Util] = dict.fromkeys(silent, (0.0, None, "process"))
     for job in candidates:
-        parts[job] = (min(1.0, left / (len(candidates) + others)), 0.0, "device")
+        parts[job] = (min(1.0, left / (len(candidates) + others)), None, "device")
     return parts
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from queue import Empty, SimpleQueue
 
 from cotenant.actors.devices.base import SILENT_LOST_S, DeviceSample, GpuInfo, JobSample, Sample
 from cotenant.actors.devices.nvml.attribution import Told, Use, attribute
@@ -25,41 +25,63 @@ from cotenant.forecasting.types import Reading
 
 WAIT_S = 0.003  # for the passes asked for; what comes later is taken in by the next sample
 SILENT_S = 1.0  # from here on there is no reading any more
-REOPEN_S = 1.0  # a GPU that is lost is looked for this often
+PASS_S = 0.2  # a GPU is asked this often, half of them in each sample at 10 Hz; drivers refresh every 1/6 to 1 s
+REOPEN_S = 1.0  # one that is lost is looked for this often
+TREES_S = 0.5  # for the processes' host work and file I/O: what they do on the GPU, NVML says
 _NOTHING = Readings(answered=False)
+_UNKNOWN = Use()
 _ON_NO_CORE: frozenset[int] = frozenset()  # every process of a job is host work; what it does on the GPU, NVML says
 
 
-class _Station:
-    """A GPU, the thread that reads it and what it said last."""
+_Arrival = tuple["_Station", Pass | None, BaseException | None]
 
-    def __init__(self, board: Board, found: FoundBoard, now_s: float) -> None:
+
+class _Station:
+    """A GPU, the thread that reads it and what it said last.
+
+    Attributes:
+        waiting: A pass is under way.
+        fresh: A pass came in since the sample before.
+    """
+
+    def __init__(self, board: Board, found: FoundBoard, now_s: float, arrivals: SimpleQueue[_Arrival]) -> None:
         self.board = board
         self.gpus = found.gpus
+        self.waiting = self.fresh = False
         self._watchdog = found.watchdog
-        self._pending: Future[Pass] | None = None
-        self._asked_s = now_s
+        self._arrivals = arrivals
+        self._asked_s = now_s - PASS_S
         self._newest: Pass | None = None
         self._answered_s = now_s  # when every device last told its memory, or the GPU was first asked
+
+    @property
+    def cost_s(self) -> float:
+        """CPU time of its calls so far."""
+        return self._watchdog.cost_s
+
+    def ask(self, now_s: float) -> bool:
+        """Have a pass made; False when the last one is still under way, or it is too early."""
         self.fresh = False
+        gone = self._newest is not None and not self._newest.devices
+        period_s = REOPEN_S if gone else PASS_S
+        if self.waiting or now_s - self._asked_s < 0.9 * period_s:  # samples come a little early or late
+            return False
+        self._asked_s, self.waiting = now_s, True
+        self._watchdog.post(self.board.read, self._deliver)
+        return True
 
-    def ask(self, now_s: float) -> Future[Pass] | None:
-        """Have a pass made; None when the last one is still under way, or it is too early."""
-        if self._pending is not None:
-            return None
-        if self._newest is not None and not self._newest.devices and now_s - self._asked_s < REOPEN_S:
-            return None
-        self._asked_s = now_s
-        self._pending = self._watchdog.submit(self.board.read)
-        return self._pending
+    def _deliver(self, answer: Pass | None, error: BaseException | None) -> None:
+        self._arrivals.put((self, answer, error))
 
-    def take(self) -> None:
-        """Take in the pass if it is done; ``fresh`` tells whether it was."""
-        self.fresh = self._pending is not None and self._pending.done()
-        if self._pending is not None and self.fresh:
-            self._newest, self._pending = self._pending.result(), None
-            if self._newest.devices and all(each.answered for each in self._newest.devices.values()):
-                self._answered_s = self._newest.at_s
+    def take(self, answer: Pass | None, error: BaseException | None) -> None:
+        """Take a pass in."""
+        self.waiting = False
+        if answer is None:
+            raise RuntimeError(f"GPU {self.board.uuid} cannot be read") from error
+        self.fresh = True
+        self._newest = answer
+        if answer.devices and all(each.answered for each in answer.devices.values()):
+            self._answered_s = answer.at_s
 
     def readings(self, gpu_id: str, now_s: float) -> Readings:
         """Return what the device said last, as far as it is of use."""
@@ -76,13 +98,10 @@ class _Station:
             return False, ""
         return silent_s > SILENT_LOST_S, f"the driver has not answered for {silent_s:.1f} s"
 
-    def close(self) -> bool:
-        """Let go of the GPU; False when its thread is stuck."""
-        if self._pending is None or self._pending.done():
-            self._pending = self._watchdog.submit(self._close)
-            self._watchdog.close()
-            wait([self._pending], WAIT_S)
-        return self._pending.done()
+    def close(self) -> None:
+        """Let go of the GPU, once its thread is idle."""
+        self._watchdog.post(self._close, self._deliver)
+        self._watchdog.close()
 
     def _close(self) -> Pass:
         self.board.close()
@@ -133,13 +152,27 @@ class NvmlBackend:
             raise ValueError(f"device.count: {settings.count} is not accepted; this host has {len(found)} GPUs ({why})")
         self.notes: Sequence[str] = tuple(notes)
         now_s = clock()
-        self._stations = [_Station(Board(self._library, each.uuid, each.parts, clock), each, now_s) for each in found]
+        self._arrivals: SimpleQueue[_Arrival] = SimpleQueue()
+        self._stations = []
+        for number, each in enumerate(found):
+            board = Board(self._library, each.uuid, each.parts, clock)
+            first_s = now_s + PASS_S / 2 * (number % 2)
+            self._stations.append(_Station(board, each, first_s, self._arrivals))
         self._at = {gpu.gpu_id: station for station in self._stations for gpu in station.gpus}
         self._gpus = tuple(sorted((gpu for each in found for gpu in each.gpus), key=lambda gpu: gpu.index))
         self._trees = Trees(processes or ProcessTable())
-        self._passes = TreePasses(self._trees, clock)
+        self._passes = TreePasses(self._trees, clock, TREES_S)
         self._pids = pids or PidMap()
+        self._owners: dict[int, str | None] = {}  # NVML's process → job, while the jobs' processes stay the same
+        self._owners_of = -1  # the version of the trees they were found in
+        self._uses_of: dict[str, tuple[object, ...]] = {}  # GPU → what its uses were worked out from
+        self._uses: dict[str, dict[str, Use]] = {}
         self._closed = False
+
+    @property
+    def cost_s(self) -> float:
+        """CPU time of all calls to NVML so far."""
+        return sum(station.cost_s for station in self._stations)
 
     def discover(self) -> Sequence[GpuInfo]:
         """See ``DeviceBackend.discover``."""
@@ -160,14 +193,26 @@ class NvmlBackend:
     def sample(self) -> Sample:
         """See ``DeviceBackend.sample``."""
         asked = self._clock()
-        wait([pending for station in self._stations if (pending := station.ask(asked)) is not None], WAIT_S)
-        for station in self._stations:
-            station.take()
+        self._collect(sum([station.ask(asked) for station in self._stations]))
         now = self._passes.read()
         readings = {gpu.gpu_id: self._at[gpu.gpu_id].readings(gpu.gpu_id, now) for gpu in self._gpus}
-        self._pids.forget({pid for each in readings.values() for pid in named(each.memory, each.shares or {})})
+        if self._owners_of != self._trees.version:
+            self._owners_of = self._trees.version
+            self._owners.clear()
+            self._pids.forget({pid for each in readings.values() for pid in named(each.memory, each.shares or {})})
         devices = tuple(self._device_sample(gpu.gpu_id, readings[gpu.gpu_id], now) for gpu in self._gpus)
-        return Sample(now, devices, self._job_samples(readings))
+        return Sample(now, devices, self._job_samples(readings, now))
+
+    def _collect(self, asked: int) -> None:
+        """Take in the passes that are done, and wait a moment for those that were just asked for."""
+        until = time.monotonic() + WAIT_S
+        while True:
+            try:
+                station, answer, error = self._arrivals.get(asked > 0, max(0.0, until - time.monotonic()))
+            except Empty:
+                return
+            asked -= 1  # what comes late from an earlier sample counts as one of them: then one is left for the next
+            station.take(answer, error)
 
     def close(self) -> None:
         """See ``DeviceBackend.close``."""
@@ -176,8 +221,11 @@ class NvmlBackend:
         if self._closed:
             return
         self._closed = True
-        closed = [station.close() for station in self._stations]
-        if all(closed):
+        stuck = any(station.waiting for station in self._stations)
+        for station in self._stations:
+            station.close()
+        if not stuck:
+            self._collect(len(self._stations))
             self._library.close()
 
     def _device_sample(self, gpu_id: str, readings: Readings, now_s: float) -> DeviceSample:
@@ -193,31 +241,44 @@ class NvmlBackend:
             activity=readings.activity if station.fresh else None,  # a mean of the time before it counts once
         )
 
-    def _job_samples(self, readings: dict[str, Readings]) -> tuple[JobSample, ...]:
+    def _job_samples(self, readings: dict[str, Readings], now_s: float) -> tuple[JobSample, ...]:
         on: dict[str, list[JobTree]] = {}
         for tree in self._trees.jobs.values():
             for gpu_id in tree.slices:
                 on.setdefault(gpu_id, []).append(tree)
-        uses = {gpu_id: self._uses(trees, readings[gpu_id]) for gpu_id, trees in on.items()}
+        for gpu_id, trees in on.items():
+            self._attribute(gpu_id, trees, readings[gpu_id])
         return tuple(
-            self._job_sample(tree, gpu_id, uses[gpu_id].get(tree.job_id, Use()))
+            self._job_sample(tree, gpu_id, self._uses[gpu_id].get(tree.job_id, _UNKNOWN), now_s)
             for tree in self._trees.jobs.values()
             for gpu_id in tree.slices
         )
 
-    def _uses(self, trees: Sequence[JobTree], readings: Readings) -> dict[str, Use]:
-        readable = [tree for tree in trees if tree.readable]
-        if not readings.answered or not readable:
-            return {}
-
-        def owner(pid: int) -> str | None:
-            return next((tree.job_id for tree in trees if self._pids.ours(pid, tree.members) is not None), None)
-
+    def _attribute(self, gpu_id: str, trees: Sequence[JobTree], readings: Readings) -> None:
+        """Bring what the jobs use of a GPU in line with what it says."""
+        known = (readings.util, readings.memory_bytes, readings.shares, readings.memory, readings.answered)
+        basis = (*map(id, known[2:4]), *known, self._trees.version)
+        if self._uses_of.get(gpu_id) == basis:
+            return
+        self._uses_of[gpu_id] = basis
+        jobs = [tree.job_id for tree in trees if tree.readable]
+        if not readings.answered or not jobs:
+            self._uses[gpu_id] = {}
+            return
         told = Told(readings.util, readings.memory_bytes, readings.shares, readings.memory)
-        return attribute([tree.job_id for tree in readable], told, owner, self._pids.translates)
+        self._uses[gpu_id] = attribute(jobs, told, self._owner, self._pids.translates)
 
-    def _job_sample(self, tree: JobTree, gpu_id: str, use: Use) -> JobSample:
-        host_s: Reading = tree.host_ns / 1e9 / len(tree.slices) if tree.readable else None
+    def _owner(self, pid: int) -> str | None:
+        if pid not in self._owners:
+            trees = self._trees.jobs.values()
+            mine = (tree.job_id for tree in trees if self._pids.ours(pid, tree.members) is not None)
+            self._owners[pid] = next(mine, None)
+        return self._owners[pid]
+
+    def _job_sample(self, tree: JobTree, gpu_id: str, use: Use, now_s: float) -> JobSample:
+        host_s: Reading = None
+        if tree.readable and self._passes.counted:
+            host_s = tree.host_ns / 1e9 / len(tree.slices)
         read_bytes, write_bytes = self._passes.io_bytes(tree) if tree.readable else (None, None)
         return JobSample(
             job_id=tree.job_id,
@@ -228,6 +289,6 @@ class NvmlBackend:
             host_busy_s=host_s,
             read_bytes=read_bytes,
             write_bytes=write_bytes,
-            util_age_s=use.age_s,
+            util_age_s=None if use.util is None else 0.0 if use.came_s is None else max(0.0, now_s - use.came_s),
             util_source=use.source,
         )

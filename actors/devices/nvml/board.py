@@ -15,9 +15,8 @@ from cotenant.actors.devices.nvml.library import Asker, Library, NvmlFailure
 from cotenant.actors.devices.nvml.processes import Held, UtilisationHold, read_memory, utilisation_is_told
 from cotenant.forecasting.types import DeviceActivity, Reading
 
-# How often what is read. The driver refreshes utilisation every 1/6 to 1 s; process lists are read at once when the
-# memory in use has changed.
-UTIL_S, LISTS_S, COUNTERS_S, SLOW_S = 0.2, 1.0, 0.5, 1.0
+# How often what is read that is not in every pass. Process lists are read at once when the memory in use has changed.
+LISTS_S, GPM_S, COUNTERS_S, SLOW_S = 2.0, 0.4, 0.5, 1.0
 _CLOCK_SM, _TEMPERATURE_GPU = 1, 0
 
 
@@ -88,12 +87,11 @@ class _Device:
         self._gpm: Gpm | None = None
         if not part.mig or part.gpu_instance is not None:
             self._gpm = Gpm(self._asker, board, part.gpu_instance)
-        self._hold = UtilisationHold(time.time())
+        self._hold = UtilisationHold(library.module, time.time())
         self._memory: dict[int, int | None] | None = None
         self._used: Reading = None
         self._util: Reading = None
-        self._membw: Reading = None
-        self._util_due, self._lists_due = _Due(UTIL_S), _Due(LISTS_S)
+        self._lists_due, self._gpm_due = _Due(LISTS_S), _Due(GPM_S)
 
     def read(self, now_s: float, other: dict[str, Reading], notes: Sequence[str]) -> Readings:
         """Read it; ``other`` is what was read of the whole GPU."""
@@ -103,10 +101,9 @@ class _Device:
         if self._lists_due(now_s) or used != self._used:
             self._memory = read_memory(self._asker, self._handle, total)
         self._used = used
-        counted = {} if self._gpm is None else self._gpm.read(self._module, now_s)
+        counted = self._gpm.read(self._module, now_s) if self._gpm is not None and self._gpm_due(now_s) else {}
         activity = counted | other  # byte counters are exact, the counters' rates are of their own interval
-        if self._util_due(now_s):
-            self._read_util(now_s, activity)
+        self._read_util(now_s, activity)
         told_by_gpm = activity.pop("util", None)
         if self._part.mig and told_by_gpm is not None:
             self._util = told_by_gpm
@@ -115,7 +112,7 @@ class _Device:
             answered=info is not None or not self._asker.can("nvmlDeviceGetMemoryInfo"),
             util=self._util,
             memory_bytes=used,
-            shares=self._hold.held(now_s) if told else None,
+            shares=self._hold.held() if told else None,
             memory=self._memory,
             activity=DeviceActivity(**activity) if activity else None,
             notes=tuple(notes),
@@ -183,7 +180,7 @@ class _Open:
         for part in parts:
             handle = library.call("nvmlDeviceGetHandleByUUID", part.uuid) if part.mig else self._handle
             self._devices[part.uuid] = _Device(library, self._handle, handle, part)
-        self._counters = Counters()
+        self._counters = Counters(library.module)
         self._health = Health(self._asker, self._handle, library.module)
         self._counters_due, self._slow_due = _Due(COUNTERS_S), _Due(SLOW_S)
         self._slow = ""

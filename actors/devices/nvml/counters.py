@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotenant.actors.devices.nvml.bounds import MAX_BYTES, MAX_W, bounded
-from cotenant.actors.devices.nvml.library import SUCCESS, Asker
+from cotenant.actors.devices.nvml.library import SUCCESS, Asker, fields_of
 from cotenant.forecasting.types import Reading
 
 # NVML's numbers of the field values (nvml.h). nvmlDeviceGetPcieThroughput is never used: it blocks for 20 ms.
@@ -46,9 +46,14 @@ class Field:
 
 
 class Counters:
-    """The counters of one GPU, as rates since the last reading."""
+    """The counters of one GPU, as rates since the last reading.
 
-    def __init__(self) -> None:
+    Args:
+        module: nvidia-ml-py.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._field = fields_of(module.c_nvmlFieldValue_t, "fieldId", "nvmlReturn", "valueType", "value")
         self._at_s: float | None = None
         self._fields: dict[int, Field] = {}
         self._energy_mj: int | None = None
@@ -59,7 +64,7 @@ class Counters:
         Raises:
             NvmlFailure: The GPU is gone.
         """
-        fields, energy_mj = read_fields(asker, handle), asker.ask(_ENERGY, handle)
+        fields, energy_mj = self._read_fields(asker, handle), asker.ask(_ENERGY, handle)
         before, self._fields = self._fields, fields
         energy_before, self._energy_mj = self._energy_mj, energy_mj
         then_s, self._at_s = self._at_s, now_s
@@ -79,15 +84,14 @@ class Counters:
         field = self._fields.get(number)
         return None if field is None else field.value
 
-
-def read_fields(asker: Asker, handle: Any) -> dict[int, Field]:
-    """Return the field values that the GPU tells, by number. Each has a return code of its own."""
-    values = asker.ask("nvmlDeviceGetFieldValues", handle, _FIELDS)
-    return {
-        each.fieldId: Field(int(getattr(each.value, _KINDS[each.valueType])), each.valueType == _UNSIGNED_INT)
-        for each in values or ()
-        if each.nvmlReturn == SUCCESS and each.valueType in _KINDS
-    }
+    def _read_fields(self, asker: Asker, handle: Any) -> dict[int, Field]:
+        """The field values that the GPU tells, by number. Each has a return code of its own."""
+        values = asker.ask("nvmlDeviceGetFieldValues", handle, _FIELDS)
+        return {
+            number: Field(int(getattr(value, _KINDS[kind])), kind == _UNSIGNED_INT)
+            for number, code, kind, value in map(self._field, values or ())
+            if code == SUCCESS and kind in _KINDS
+        }
 
 
 def _grown(before: Field | None, after: Field | None) -> int | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cotenant.actors.devices.nvml.bounds import MAX_BYTES, bounded, fraction
-from cotenant.actors.devices.nvml.library import Asker, NvmlFailure
+from cotenant.actors.devices.nvml.library import SUCCESS, Asker, NvmlFailure, fields_of
 from cotenant.forecasting.types import Reading
 
 INTERVAL_S = 0.12  # NVML refuses two samples that are less than 100 ms apart
@@ -46,6 +47,8 @@ class Gpm:
         self._samples: list[Any] = []
         self._taken_s: float | None = None
         self._request: Any = None
+        self._answers: list[tuple[str, Any]] = []  # views of the request's metrics, which the driver fills in
+        self._answer: Callable[[Any], tuple[Any, ...]] = tuple
 
     def read(self, module: Any, now_s: float) -> dict[str, Reading]:
         """Return the means since the last reading; empty when none is due, or there are no counters.
@@ -88,8 +91,11 @@ class Gpm:
         self._request = module.c_nvmlGpmMetricsGet_t()
         self._request.version = module.NVML_GPM_METRICS_GET_VERSION
         self._request.numMetrics = len(METRICS)
-        for index, number in enumerate(METRICS.values()):
-            self._request.metrics[index].metricId = number
+        for index, (name, number) in enumerate(METRICS.items()):
+            metric = self._request.metrics[index]
+            metric.metricId = number
+            self._answers.append((name, metric))
+        self._answer = fields_of(module.c_nvmlGpmMetric_t, "nvmlReturn", "value")
         return True
 
     def _take(self) -> bool:
@@ -107,14 +113,14 @@ class Gpm:
         if self._asker.ask("nvmlGpmMetricsGet", request) is None:
             return {}
         values: dict[str, Reading] = {}
-        for index, name in enumerate(METRICS):
-            metric = request.metrics[index]
-            if metric.nvmlReturn != 0:  # each has a return code of its own
-                self.missing.setdefault(name, str(module.NVMLError(metric.nvmlReturn)))
+        for name, metric in self._answers:
+            code, value = self._answer(metric)
+            if code != SUCCESS:  # each has a return code of its own
+                self.missing.setdefault(name, str(module.NVMLError(code)))
             elif name in _PERCENT:
-                values[name] = fraction(metric.value)
+                values[name] = fraction(value)
             else:
-                values[name] = bounded(metric.value * _MIB, MAX_BYTES)
+                values[name] = bounded(value * _MIB, MAX_BYTES)
         return values
 
     def _reason(self, name: str, otherwise: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from cotenant.actors.devices.nvml.bounds import fraction, used_bytes
-from cotenant.actors.devices.nvml.library import INSUFFICIENT_SIZE, NOT_FOUND, SUCCESS, Asker
+from cotenant.actors.devices.nvml.library import INSUFFICIENT_SIZE, NOT_FOUND, SUCCESS, Asker, fields_of
 
 HOLD_S = 1.0  # the driver's longest sampling period: an older value tells nothing about now
 _UTIL = "nvmlDeviceGetProcessUtilization"
@@ -16,30 +16,31 @@ _LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunnin
 
 
 class Held(NamedTuple):
-    """A process's part of the device's time, in [0, 1], and the seconds since the driver said so."""
+    """A process's part of the device's time, in [0, 1], and when (monotonic clock) the driver said so."""
 
     util: float
-    age_s: float
+    came_s: float
 
 
 class UtilisationHold:
     """Utilisation by process. The driver samples every 1/6 to 1 s, and names only processes that did something.
 
     Args:
+        module: nvidia-ml-py.
         unix_s: The wall clock, which the driver's time stamps are of: the first answer may have samples of long ago.
     """
 
-    def __init__(self, unix_s: float) -> None:
+    def __init__(self, module: Any, unix_s: float) -> None:
+        self._sample = fields_of(module.c_nvmlProcessUtilizationSample_t, "pid", "timeStamp", "smUtil")
         self._seen_us = int((unix_s - HOLD_S) * 1e6)
-        self._newest: dict[int, tuple[float, float]] = {}  # process → when it came, its part
+        self._held: dict[int, Held] = {}
 
     def update(self, asker: Asker, handle: Any, now_s: float) -> None:
         """Ask for what is new."""
         samples = asker.ask(_UTIL, handle, self._seen_us, usual=_NOTHING_NEW)
-        if samples is not None:
-            self.take(((each.pid, each.timeStamp, each.smUtil) for each in samples), now_s)
+        self.take(map(self._sample, samples or ()), now_s)
 
-    def take(self, samples: Iterable[tuple[int, int, float]], now_s: float) -> None:
+    def take(self, samples: Iterable[tuple[Any, ...]], now_s: float) -> None:
         """Take in samples: process, the driver's time stamp in microseconds, per cent of the multiprocessors' time."""
         latest: dict[int, tuple[int, float]] = {}
         for pid, stamp_us, percent in samples:
@@ -47,12 +48,12 @@ class UtilisationHold:
             if util is not None and stamp_us > self._seen_us:
                 latest[pid] = max(latest.get(pid, (0, 0.0)), (stamp_us, util))
         self._seen_us = max([self._seen_us, *(stamp_us for stamp_us, _ in latest.values())])
-        self._newest.update({pid: (now_s, util) for pid, (_, util) in latest.items()})
+        held = {pid: each for pid, each in self._held.items() if now_s - each.came_s <= HOLD_S}
+        self._held = held | {pid: Held(util, now_s) for pid, (_, util) in latest.items()}
 
-    def held(self, now_s: float) -> dict[int, Held]:
-        """Return what is still of use, by process."""
-        self._newest = {pid: new for pid, new in self._newest.items() if now_s - new[0] <= HOLD_S}
-        return {pid: Held(util, now_s - came_s) for pid, (came_s, util) in self._newest.items()}
+    def held(self) -> dict[int, Held]:
+        """Return what is still of use, by process; not to be changed."""
+        return self._held
 
 
 def utilisation_is_told(asker: Asker) -> bool:

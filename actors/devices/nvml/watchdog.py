@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ class Hung(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class _Order:
     call: Callable[[], Any]
-    answer: Future[Any]
+    deliver: Callable[[Any, BaseException | None], None]
 
 
 class Watchdog:
@@ -40,11 +41,12 @@ class Watchdog:
         self.cost_s = 0.0
         threading.Thread(target=self._work, name=f"{what} calls", daemon=True).start()
 
-    def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """Have a function called; its answer, or its exception, comes when it has returned."""
-        answer: Future[T] = Future()
-        self._orders.put(_Order(lambda: function(*args), answer))
-        return answer
+    def post(self, function: Callable[[], T], deliver: Callable[[Any, BaseException | None], None]) -> None:
+        """Have a function called, and ``deliver`` with its answer and None, or None and its exception.
+
+        ``deliver`` is called in the thread that made the call; it must not raise, nor wait.
+        """
+        self._orders.put(_Order(function, deliver))
 
     def call(self, timeout_s: float, function: Callable[..., T], *args: Any) -> T:
         """Call ``function`` and wait for it; its exceptions are raised here.
@@ -54,7 +56,8 @@ class Watchdog:
         """
         if self._hung:
             raise Hung(self._hung)
-        answer = self.submit(function, *args)
+        answer: Future[T] = Future()
+        self.post(lambda: function(*args), partial(_settle, answer))
         try:
             return answer.result(timeout_s)
         except TimeoutError:
@@ -73,7 +76,14 @@ class Watchdog:
             try:
                 answer = order.call()
             except BaseException as error:  # noqa: BLE001 (handed to the caller, whatever it is)
-                order.answer.set_exception(error)
+                order.deliver(None, error)
             else:
-                order.answer.set_result(answer)
+                order.deliver(answer, None)
             self.cost_s += time.thread_time() - began
+
+
+def _settle(future: Future[Any], answer: Any, error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(answer)
+    else:
+        future.set_exception(error)

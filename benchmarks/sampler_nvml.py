@@ -1,0 +1,117 @@
+"""What sampling NVIDIA GPUs costs: the ``nvml`` backend on the stand-in for the driver's library that the tests compile.
+
+The stand-in answers at once, a driver takes longer: what the calls themselves cost on a GPU is not in these figures.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from common import Row
+
+from cotenant.actors.devices.nvml.backend import NvmlBackend
+from cotenant.configs.settings import DeviceSettings
+
+GPUS, JOBS_A_GPU, PROCESSES = 8, 2, 8
+METRICS = (1, 2, 5, 10, 11, 12, 13, 20, 21, 60, 61)
+_TREE = f"for i in $(seq {PROCESSES - 1}); do sleep 1000 & done; echo ready; wait"
+
+
+@contextmanager
+def jobs() -> Iterator[list[list[int]]]:
+    """Process numbers of each job, its root first; all of them sleep."""
+    roots = []
+    try:
+        for _ in range(GPUS * JOBS_A_GPU):
+            command = ["sh", "-c", _TREE]
+            roots.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))
+        for root in roots:
+            if root.stdout is None or root.stdout.readline() != "ready\n":
+                raise RuntimeError("a job of the benchmark did not start")
+        yield [[root.pid, *(child.pid for child in psutil.Process(root.pid).children())] for root in roots]
+    finally:
+        for root in roots:
+            os.killpg(root.pid, signal.SIGKILL)
+            root.communicate()
+
+
+def hardware(trees: list[list[int]]) -> list[str]:
+    """Busy GPUs with everything a driver tells, and every process on them."""
+    lines = []
+    for gpu in range(GPUS):
+        lines.append(
+            f"gpu {gpu} uuid=GPU-{gpu} util=80 used={60 << 30} total={80 << 30} tx_rate=1e9 rx_rate=1e9 recovery=0"
+        )
+        lines += [f"metric {gpu} {number} 40" for number in METRICS]
+        mine = trees[gpu * JOBS_A_GPU : (gpu + 1) * JOBS_A_GPU]
+        lines += [f"process {gpu} pid={pid} memory={3 << 30} sm=5" for tree in mine for pid in tree]
+    return lines
+
+
+@contextmanager
+def backend(trees: list[list[int]]) -> Iterator[NvmlBackend]:
+    """The backend of a host with this hardware, which watches these jobs.
+
+    Raises:
+        RuntimeError: The stand-in cannot be compiled here.
+    """
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    try:
+        made = importlib.import_module("nvml_standin")
+        inprocess = importlib.import_module("nvml_standin.inprocess")
+    except ImportError as error:
+        raise RuntimeError(f"{error}; the development packages have it") from error
+    if made.compiler() is None:
+        raise RuntimeError("no C compiler on this machine (cc, gcc or clang)")
+    with tempfile.TemporaryDirectory() as folder:
+        standin = made.Standin(Path(folder))
+        standin.set(*hardware(trees))
+        with inprocess.loaded(standin) as library:
+            found = NvmlBackend(DeviceSettings(), library=library)
+            for number, tree in enumerate(trees):
+                found.watch(f"job-{number}", [f"GPU-{number // JOBS_A_GPU}"], tree[0])
+            yield found
+            found.close()
+
+
+def measure_nvml(seconds: float, sample_hz: float) -> list[Row]:
+    """CPU time of the whole process while it samples: the device loop and the threads of the GPUs."""
+    parts: list[float] = []
+    with jobs() as trees, backend(trees) as found:
+        before_gpus = found.cost_s
+        begin = next_s = time.monotonic()
+        while (now := time.monotonic()) < begin + seconds:
+            if now - begin >= len(parts):
+                parts.append(time.process_time())
+            sample = found.sample()
+            next_s = max(next_s + 1.0 / sample_hz, now)
+            time.sleep(max(0.0, next_s - time.monotonic()))
+        of_gpus = (found.cost_s - before_gpus) / (time.monotonic() - begin)
+    if any(job.util is None or job.memory_bytes is None for job in sample.jobs):
+        raise RuntimeError("a job was not read")
+    used = [after - before for before, after in itertools.pairwise(parts)]
+    case = f"{GPUS} GPUs, {GPUS * JOBS_A_GPU * PROCESSES} processes (stand-in), {sample_hz:g} Hz"
+    return [
+        Row(
+            case,
+            "cotenant",
+            "share of one core",
+            100 * statistics.median(used),
+            "%",
+            100 * statistics.pstdev(used),
+            "< 1",
+        ),
+        Row(case, "cotenant", "of it NVML and its binding", 100 * of_gpus, "%"),
+    ]
