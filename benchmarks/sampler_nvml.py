@@ -1,4 +1,4 @@
-"""What sampling NVIDIA GPUs costs: the ``nvml`` backend on the stand-in for the driver's library that the tests compile.
+"""What sampling NVIDIA GPUs costs: the ``nvml`` backend on the stand-in for the driver that the tests compile.
 
 The stand-in answers at once, a driver takes longer: what the calls themselves cost on a GPU is not in these figures.
 """
@@ -51,9 +51,8 @@ def hardware(trees: list[list[int]]) -> list[str]:
     """Busy GPUs with everything a driver tells, and every process on them."""
     lines = []
     for gpu in range(GPUS):
-        lines.append(
-            f"gpu {gpu} uuid=GPU-{gpu} util=80 used={60 << 30} total={80 << 30} tx_rate=1e9 rx_rate=1e9 recovery=0"
-        )
+        memory = f"total={80 << 30} used={60 << 30}"
+        lines.append(f"gpu {gpu} uuid=GPU-{gpu} util=80 {memory} tx_rate=1e9 rx_rate=1e9 recovery=0")
         lines += [f"metric {gpu} {number} 40" for number in METRICS]
         mine = trees[gpu * JOBS_A_GPU : (gpu + 1) * JOBS_A_GPU]
         lines += [f"process {gpu} pid={pid} memory={3 << 30} sm=5" for tree in mine for pid in tree]
@@ -103,15 +102,8 @@ def measure_nvml(seconds: float, sample_hz: float) -> list[Row]:
         raise RuntimeError("a job was not read")
     used = [after - before for before, after in itertools.pairwise(parts)]
     case = f"{GPUS} GPUs, {GPUS * JOBS_A_GPU * PROCESSES} processes (stand-in), {sample_hz:g} Hz"
+    median, spread = 100 * statistics.median(used), 100 * statistics.pstdev(used)
     return [
-        Row(
-            case,
-            "cotenant",
-            "share of one core",
-            100 * statistics.median(used),
-            "%",
-            100 * statistics.pstdev(used),
-            "< 1",
-        ),
+        Row(case, "cotenant", "share of one core", median, "%", spread, goal="< 1"),
         Row(case, "cotenant", "of it NVML and its binding", 100 * of_gpus, "%"),
     ]

@@ -16,7 +16,7 @@ class TreePasses:
     Args:
         trees: The trees.
         clock: Monotonic seconds.
-        period_s: The clocks are not read more often than this.
+        period_s: Nothing is read more often than this; 0 = the clocks in every pass.
 
     Attributes:
         counted: Whether the clocks were read in the present pass.
@@ -45,7 +45,7 @@ class TreePasses:
             before = self._clock()
         self._io_read = before >= self._next_io_s
         if self._io_read:
-            self._next_io_s = before + IO_PERIOD_S
+            self._next_io_s = before + max(IO_PERIOD_S, 0.9 * self._period_s)
             self._trees.see_io()
             before = self._clock()
         self._trees.read()

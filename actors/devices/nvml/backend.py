@@ -27,7 +27,7 @@ WAIT_S = 0.003  # for the passes asked for; what comes later is taken in by the 
 SILENT_S = 1.0  # from here on there is no reading any more
 PASS_S = 0.2  # a GPU is asked this often, half of them in each sample at 10 Hz; drivers refresh every 1/6 to 1 s
 REOPEN_S = 1.0  # one that is lost is looked for this often
-TREES_S = 0.5  # for the processes' host work and file I/O: what they do on the GPU, NVML says
+TREES_S = 1.0  # for the processes' host work and file I/O; what they do on the GPU, NVML says
 _NOTHING = Readings(answered=False)
 _UNKNOWN = Use()
 _ON_NO_CORE: frozenset[int] = frozenset()  # every process of a job is host work; what it does on the GPU, NVML says
