@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cotenant.forecasting.interference.observations import MOST_THROUGHPUT, Observation
 from cotenant.forecasting.types import DemandProfile, Forecast, JobMeasurement, Quantiles, Signature
+from cotenant.scheduler.simulation.workload import TraceJob
 from cotenant.scheduler.simulation.world import Run, World
 
 _P95 = 1.05  # of the mean utilisation
 _LEAST = 0.01
+_EARLIER_S = 3600.0  # how long an earlier run of a program was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +48,20 @@ class Sensor:
 
     def profile(self, run: Run) -> DemandProfile:
         """Return what it would be found to do alone on such GPUs; a utilisation the trace does not say counts as 1."""
-        job = run.job
-        util = min(1.0, self._noisy(1.0 if job.util is None else job.util))
         shared = all(len(self._world.residents[gpu]) > 1 for gpu in run.gpus)
-        return DemandProfile(
-            util_mean=util,
-            util_p95=min(1.0, util * _P95),
-            memory_bytes=job.memory_bytes,
-            solo_step_rate=self._alone(run),  # from so many windows that noise does not count
+        return replace(
+            _alone(run.job, self._noisy(_util(run.job))),
+            solo_step_rate=self._speed_alone(run),  # from so many windows that noise does not count
             observed_s=run.run_s + self._world.now - run.updated,
-            source="history",
             from_shared=shared and run.starts == 1 and run.run_s == 0.0,
-            membw_util=job.membw_util,
-            fingerprint=fingerprint_of(run),
-            family=job.workload.partition("/")[0],
         )
+
+    def earlier_runs(self, run: Run) -> list[tuple[str, DemandProfile]]:
+        """Return what earlier runs of the job's program, alone, would have shown, by GPU type it runs on."""
+        job, truth = run.job, self._world.truth
+        known = replace(_alone(job, _util(job)), observed_s=_EARLIER_S)
+        speeds = {kind: truth.alone(job.workload, kind, job.gpus) for kind in dict.fromkeys(self._world.gpu_type)}
+        return [(kind, replace(known, solo_step_rate=speed)) for kind, speed in speeds.items() if speed > 0.0]
 
     def measure(self, run: Run, gpu: int) -> JobMeasurement:
         """Return one window of the job on one of its GPUs."""
@@ -100,7 +101,7 @@ class Sensor:
         for place, run in enumerate(present):
             if run.job.gpus > 1:
                 continue
-            n = min(MOST_THROUGHPUT, max(_LEAST, self._noisy(run.speed / self._alone(run))))
+            n = min(MOST_THROUGHPUT, max(_LEAST, self._noisy(run.speed / self._speed_alone(run))))
             others = tuple(profile for other, profile in enumerate(profiles) if other != place)
             low, high = max(_LEAST / 2, n * (1.0 - self.sensing.noise)), n * (1.0 + self.sensing.noise)
             kind = self._world.gpu_type[gpu]
@@ -109,7 +110,7 @@ class Sensor:
             )
         return found
 
-    def _alone(self, run: Run) -> float:
+    def _speed_alone(self, run: Run) -> float:
         truth, kinds = self._world.truth, self._world.gpu_type
         return min(truth.alone(run.job.workload, kinds[gpu], run.job.gpus) for gpu in run.gpus)
 
@@ -119,4 +120,26 @@ class Sensor:
 
 def fingerprint_of(run: Run) -> str:
     """Return the key of the job's class of runs: its workload, or the job itself where the trace does not say."""
-    return run.job.workload or run.job.job_id
+    return _program(run.job)
+
+
+def _program(job: TraceJob) -> str:
+    return job.workload or job.job_id
+
+
+def _util(job: TraceJob) -> float:
+    return 1.0 if job.util is None else job.util
+
+
+def _alone(job: TraceJob, util: float) -> DemandProfile:
+    """What is found of a job alone, where its utilisation is measured so."""
+    util = min(1.0, util)
+    return DemandProfile(
+        util_mean=util,
+        util_p95=min(1.0, util * _P95),
+        memory_bytes=job.memory_bytes,
+        source="history",
+        membw_util=job.membw_util,
+        fingerprint=_program(job),
+        family=job.workload.partition("/")[0],
+    )

@@ -76,6 +76,7 @@ class CoreShell:
         delays: How long hosts take.
         hints: Makes the hints of a job; None = GPUs, expected run time, accepted slowdown and nothing else.
         checked: Check the core's invariants after every step (slow).
+        known_programs: Every program ran before on every GPU type, alone: the core knows what that showed.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class CoreShell:
         delays: Delays | None = None,
         hints: Callable[[Run], Hints] | None = None,
         checked: bool = False,
+        known_programs: bool = False,
     ) -> None:
         settings = settings or Settings()
         lease = settings.lease.model_copy(update={"max_restarts": _EVER})
@@ -107,6 +109,9 @@ class CoreShell:
         self._look_at = math.inf  # when the core's clock ticks so that it can rebalance
         self.calls = self.commands = 0
         self._do([HostJoined(host) for host in self._hosts])
+        for run in world.runs if known_programs else ():
+            for gpu_type, profile in self._sensor.earlier_runs(run):
+                self.core.state.learn(fingerprint_of(run), profile, gpu_type)
 
     @property
     def notes(self) -> Mapping[str, Any]:

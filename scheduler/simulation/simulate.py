@@ -67,16 +67,25 @@ def shipped_core(
     sensing: Sensing | None = None,
     delays: Delays | None = None,
     checked: bool = False,
+    known_programs: bool = False,
     name: str = CORE,
 ) -> Result:
-    """Simulate the scheduler that ships.
+    """Simulate the scheduler that ships; the arguments are those of ``CoreShell``.
 
     Raises:
         SimulationError: The simulation came to a standstill.
     """
     begun = time.process_time()
     world = scenario.world()
-    shell = CoreShell(world, settings=settings, models=models, sensing=sensing, delays=delays, checked=checked)
+    shell = CoreShell(
+        world,
+        settings=settings,
+        models=models,
+        sensing=sensing,
+        delays=delays,
+        checked=checked,
+        known_programs=known_programs,
+    )
     world.run(shell)
     return Result(name, world, time.process_time() - begun, shell.notes)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from cotenant.scheduler.simulation.errors import TraceError
-from cotenant.scheduler.simulation.traces import open_text, read_table, workload_key
+from cotenant.scheduler.simulation.traces import muri_key, open_text, read_table, workload_key
 from cotenant.scheduler.simulation.truth import PairTable
 from cotenant.scheduler.simulation.workload import Trace, TraceJob, trace_of
 
@@ -94,6 +96,15 @@ class GavelTruth:
         """See ``Truth.together``."""
         return self._tables[gpu_type].together(workloads, gpu_type)
 
+    def usual_speeds(self) -> dict[str, float]:
+        """Return the speed of each GPU type relative to the reference: the geometric mean over what runs on both."""
+        logs: dict[str, list[float]] = {gpu_type: [] for gpu_type in self._tables}
+        for (workload, gpu_type), rate in self.rates.items():
+            base = self.rates.get((workload, self.reference), 0.0)
+            if rate > 0.0 and base > 0.0:
+                logs[gpu_type].append(math.log(rate / base))
+        return {gpu_type: math.exp(fmean(found)) for gpu_type, found in logs.items() if found}
+
     def in_seconds(self, trace: Trace) -> Trace:
         """Return a Gavel trace with its numbers of steps turned into seconds on the reference type."""
 
@@ -107,3 +118,31 @@ def _gavel_key(name: str) -> str:
     """Turn ``('ResNet-18 (batch size 128)', 4)`` into the workload of the trace."""
     words, _, gpus = name.strip("()").rpartition(",")
     return workload_key(words.strip().strip("'\""), f"x{int(gpus)}")
+
+
+class StageTruth:
+    """Jobs that take turns on three resources of a machine: storage and processors, GPU, network (Muri, SIGCOMM '22).
+
+    A job uses a resource for a part of each of its iterations. A set whose parts add up to at most 1 on every resource
+    runs as if alone; otherwise the most wanted resource is shared out and everybody is slowed down alike. That is the
+    perfect interleaving Muri aims at: what a real machine does lies below.
+
+    Args:
+        path: One of Muri's traces, with ``iteration_time`` and ``resource_time_0`` to ``resource_time_2``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.parts: dict[str, tuple[float, ...]] = {}
+        for row in read_table(path):
+            whole = row.number("iteration_time", above=True)
+            parts = tuple(min(1.0, row.number(f"resource_time_{each}") / whole) for each in range(3))
+            self.parts[muri_key(row)] = parts
+
+    def alone(self, workload: str, gpu_type: str, gpus: int) -> float:
+        """See ``Truth.alone``."""
+        return 1.0
+
+    def together(self, workloads: tuple[str, ...], gpu_type: str) -> tuple[float, ...]:
+        """See ``Truth.together``."""
+        wanted = [sum(self.parts[workload][each] for workload in workloads) for each in range(3)]
+        return (1.0 / max(1.0, *wanted),) * len(workloads)

@@ -164,10 +164,15 @@ def muri(path: Path) -> Iterator[tuple[int, TraceJob]]:
                 submit_s=row.number("submit_time") / 1e3,
                 gpus=row.whole("num_gpu", 1),
                 duration_s=row.number("duration", above=True) / 1e3,
-                workload=workload_key(row.text("model_name"), row.whole("batch_size", 1)),
+                workload=muri_key(row),
                 util=min(1.0, row.number("resource_time_1") / iteration_ms),
             ),
         )
+
+
+def muri_key(row: Row) -> str:
+    """Return the workload of a row of Muri's traces: on more GPUs a program spends its time otherwise."""
+    return workload_key(row.text("model_name"), row.whole("batch_size", 1), f"x{row.whole('num_gpu', 1)}")
 
 
 _GAVEL = (

@@ -18,7 +18,7 @@ _SOME = 1e-6  # a fraction of time below this is none
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class Choice:
     """One or two equally large jobs on a GPU type: their speeds, and what part of the time they are to run so."""
 
     jobs: tuple[int, ...]
@@ -48,10 +48,10 @@ class Gavel:
     def __init__(self, rates: Truth | None = None, round_s: float = 360.0, *, packed: bool = True) -> None:
         self.rates: Truth = rates or NoInterference()
         self.round_s, self.packed = round_s, packed
-        self._choices: list[_Choice] = []
+        self._choices: list[Choice] = []
         self._planned: frozenset[int] = frozenset()
         self._had: dict[tuple[tuple[int, ...], str], float] = {}
-        self._running: list[_Choice] = []
+        self._running: list[Choice] = []
         self._round_at = -1.0
 
     def key(self, entry: Entry, desk: Desk) -> Key:
@@ -74,21 +74,21 @@ class Gavel:
             self._had[key] = self._had.get(key, 0.0) + self.round_s
         if frozenset(jobs) != self._planned:
             self._planned, self._had = frozenset(jobs), {}
-            self._choices = divide_time(list(jobs.values()), _workers(desk), self.rates, packed=self.packed)
+            self._choices = divide_time(list(jobs.values()), workers_of(desk), self.rates, packed=self.packed)
         self._running = self._pick(desk)
         _move(desk, jobs, self._running)
 
-    def _pick(self, desk: Desk) -> list[_Choice]:
+    def _pick(self, desk: Desk) -> list[Choice]:
         """Return what runs in this round: first whoever has had the smallest part of what it is to have."""
-        left = _workers(desk)
+        left = workers_of(desk)
         total = {kind: sum(self._had[key] for key in self._had if key[1] == kind) or 1.0 for kind in left}
 
-        def urgency(choice: _Choice) -> tuple[float, float]:
+        def urgency(choice: Choice) -> tuple[float, float]:
             had = self._had.get((choice.jobs, choice.gpu_type), 0.0) / total[choice.gpu_type]
             return (-choice.part / had if had else -np.inf, -choice.part)
 
         taken: set[int] = set()
-        chosen: list[_Choice] = []
+        chosen: list[Choice] = []
         for choice in sorted(self._choices, key=urgency):
             if taken.isdisjoint(choice.jobs) and choice.gpus <= left[choice.gpu_type]:
                 taken.update(choice.jobs)
@@ -97,14 +97,14 @@ class Gavel:
         return chosen
 
 
-def divide_time(jobs: Sequence[Entry], workers: dict[str, int], rates: Truth, *, packed: bool = True) -> list[_Choice]:
+def divide_time(jobs: Sequence[Entry], workers: dict[str, int], rates: Truth, *, packed: bool = True) -> list[Choice]:
     """Solve the linear program; return the choices that are to run for some of the time.
 
     Maximise z + small * mean_j T_j, with T_j = sum of x * speed over the choices with j, divided by what j would do on
     an equal part of the cluster, times its GPUs and divided by its weight; T_j >= z; a job runs at most all the time;
     the GPUs of a type are not used more than all the time.
     """
-    choices = _possible(jobs, workers, rates, packed=packed)
+    choices = possible(jobs, workers, rates, packed=packed)
     if not choices:
         return []
     row_of = {entry.index: row for row, entry in enumerate(jobs)}
@@ -136,18 +136,19 @@ def divide_time(jobs: Sequence[Entry], workers: dict[str, int], rates: Truth, *,
     if solved.x is None:
         raise ValueError(f"gavel: the linear program for {m} jobs has no solution: {solved.message}")
     return [
-        _Choice(c.jobs, c.gpu_type, c.speeds, c.gpus, float(part))
+        Choice(c.jobs, c.gpu_type, c.speeds, c.gpus, float(part))
         for c, part in zip(choices, solved.x[:n], strict=True)
         if part > _SOME
     ]
 
 
-def _possible(jobs: Sequence[Entry], workers: dict[str, int], rates: Truth, *, packed: bool) -> list[_Choice]:
-    found: list[_Choice] = []
+def possible(jobs: Sequence[Entry], workers: dict[str, int], rates: Truth, *, packed: bool) -> list[Choice]:
+    """Return what may run: each job, and each pair that is worth it, on each GPU type."""
+    found: list[Choice] = []
     for kind, count in workers.items():
         fits = [e for e in jobs if e.gpus <= count and rates.alone(e.workload, kind, e.gpus) > 0.0]
         alone = {e.index: rates.alone(e.workload, kind, e.gpus) for e in fits}
-        found += [_Choice((e.index,), kind, (alone[e.index],), e.gpus) for e in fits]
+        found += [Choice((e.index,), kind, (alone[e.index],), e.gpus) for e in fits]
         for place, one in enumerate(fits if packed else ()):
             for other in fits[place + 1 :]:
                 if one.gpus != other.gpus:
@@ -158,11 +159,12 @@ def _possible(jobs: Sequence[Entry], workers: dict[str, int], rates: Truth, *, p
                     continue
                 if sum(n) > _GAIN:
                     speeds = (n[0] * alone[one.index], n[1] * alone[other.index])
-                    found.append(_Choice((one.index, other.index), kind, speeds, one.gpus))
+                    found.append(Choice((one.index, other.index), kind, speeds, one.gpus))
     return found
 
 
-def _workers(desk: Desk) -> dict[str, int]:
+def workers_of(desk: Desk) -> dict[str, int]:
+    """Return the number of GPUs of each type on nodes that are up."""
     counts: dict[str, int] = {}
     for node in range(desk.node_count):
         if not desk.is_lost(node):
@@ -171,7 +173,7 @@ def _workers(desk: Desk) -> dict[str, int]:
     return counts
 
 
-def _move(desk: Desk, jobs: dict[int, Entry], chosen: Sequence[_Choice]) -> None:
+def _move(desk: Desk, jobs: dict[int, Entry], chosen: Sequence[Choice]) -> None:
     """Suspend whoever does not go on as it is, then start the choices; a gang may lie on any GPUs of its type."""
     staying: set[int] = set()
     for choice in chosen:

@@ -1,0 +1,174 @@
+"""What each idea contributes: the shipped core on a sample of the Philly week, with one idea at a time left out.
+
+The sample has the load of the week on 32 GPUs: of its jobs of up to 8 GPUs every eighth at random, drawn anew for each
+repetition. What pairs really do is a table that the core does not see; unless the row says otherwise it is told
+predictions made without the job's model family, and learns.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+from common import Row, options, write_report
+from peers_work import COMPLETION, QUEUEING, SLOWDOWN, SLOWDOWN_P99, data_folder, kept
+
+from cotenant.configs.settings import Settings
+from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction
+from cotenant.scheduler.core.models import first_models, only
+from cotenant.scheduler.simulation.predictors import TablePredictor
+from cotenant.scheduler.simulation.results import Result
+from cotenant.scheduler.simulation.sensing import Sensing
+from cotenant.scheduler.simulation.simulate import Scenario, shipped_core
+from cotenant.scheduler.simulation.tables import load_pairs, utilisations
+from cotenant.scheduler.simulation.traces import load
+from cotenant.scheduler.simulation.truth import PairTable
+from cotenant.scheduler.simulation.workload import GIB, Trace, even_cluster
+
+GPUS, USABLE_GIB, LARGEST = 32, 23, 8
+PART = 1 / 7.9  # of the week's jobs: its load without the jobs of more than 8 GPUs, on 32 GPUs instead of 304
+SEEDS = 3
+
+
+class Blind:
+    """Says that nobody slows anybody down."""
+
+    name = "blind"
+
+    def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> list[ThroughputPrediction]:
+        """See ``InterferencePredictor.predict``."""
+        return [ThroughputPrediction(1.0, 1.0, 1.0)] * len(members)
+
+
+class Unlearning:
+    """The table as it was told, whatever is measured."""
+
+    name = "unlearning"
+
+    def __init__(self, table: TablePredictor) -> None:
+        self._table = table
+
+    def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
+        """See ``InterferencePredictor.predict``."""
+        return self._table.predict(members, gpu_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The core without one idea.
+
+    Attributes:
+        name: What is left out.
+        change: Settings by section and name.
+        predictor: Makes the predictor from the one that is told predictions and from the truth; None = the rule.
+        patched: What else is switched off while it runs.
+        estimates: Whether jobs say how long they run.
+    """
+
+    name: str
+    change: dict[str, dict[str, object]]
+    predictor: Callable[[TablePredictor, PairTable], InterferencePredictor] | None = lambda told, _truth: told
+    patched: Callable[[], AbstractContextManager[object]] = nullcontext
+    estimates: bool = True
+
+
+def _core(name: str, value: object) -> Callable[[], AbstractContextManager[object]]:
+    return lambda: patch(f"cotenant.{name}", value)
+
+
+VARIANTS = (
+    Variant("everything", {}),
+    Variant("told the truth about pairs", {}, lambda _told, truth: TablePredictor(truth, error=0.0)),
+    Variant("no learning from measured pairs", {}, lambda told, _truth: Unlearning(told)),
+    Variant("utilisation rule instead of a model", {}, None),
+    Variant("no interference model", {}, lambda _told, _truth: Blind()),
+    Variant("no limit on slowdown", {"placement": {"default_max_slowdown": 1e6}}),
+    Variant("no sharing", {"placement": {"max_jobs_per_gpu": 1}}),
+    Variant("at most two jobs a GPU", {"placement": {"max_jobs_per_gpu": 2}}),
+    Variant("no shrinking to what is used", {"resize": {"enabled": False}}),
+    Variant("order of arrival only", {"scheduling": {"size_weight": 0.0, "fair_share_weight": 0.0}}),
+    Variant("no estimates of run times (no backfill)", {}, estimates=False),
+    Variant("no reservations", {}, patched=_core("scheduler.core.waiting.RESERVE_AFTER_S", math.inf)),
+    Variant("no exchange within a batch", {}, patched=_core("placement.engine.Cotenant.exchanges", False)),
+    Variant(
+        "no regard for fragments",
+        {},
+        patched=_core("placement.choosing.fragments_made", lambda _fleet, places, _needs: np.zeros(len(places))),
+    ),
+)
+
+
+def sample(trace: Trace, part: float, seed: int) -> Trace:
+    """Return a random part of the jobs that fit one host."""
+    drawn = np.random.default_rng(seed).random(len(trace.jobs)) < part
+    jobs = (job for job, mine in zip(trace.jobs, drawn, strict=True) if mine and job.gpus <= LARGEST)
+    return Trace(f"{trace.name}, sample {seed}", tuple(jobs))
+
+
+def run(data: Path, trace: Trace, variant: Variant, seed: int) -> Result:
+    """Simulate one variant on one sample."""
+    if not variant.estimates:
+        trace = Trace(trace.name, tuple(replace(job, estimate_s=None) for job in trace.jobs))
+    table, utils = data / "traces" / "peer_runs" / "pair_truth.csv.gz", utilisations(trace)
+    truth = PairTable(load_pairs(table), utils)
+    told = TablePredictor(PairTable(load_pairs(table, "n_predicted_lof"), utils))
+    models = first_models if variant.predictor is None else only(variant.predictor(told, truth))
+    settings = Settings.model_validate(
+        {section: values | variant.change.get(section, {}) for section, values in Settings().model_dump().items()}
+    )
+    scenario = Scenario(trace, even_cluster(GPUS, memory_bytes=USABLE_GIB * GIB), truth)
+    with variant.patched():
+        return shipped_core(scenario, settings=settings, models=models, sensing=Sensing(seed=seed))
+
+
+def rows(data: Path, variant: Variant, seeds: int, part: float) -> Iterator[Row]:
+    """The figures of one variant: means over the samples, with their spread."""
+    week = load(data / "traces" / "peer_runs" / "philly_week.csv.gz")
+    found = []
+    for seed in range(seeds):
+        trace = sample(week, part, seed)
+        summary = run(data, trace, variant, seed).summary()
+        alone = float(np.mean([job.duration_s for job in trace.jobs]))
+        found.append(
+            {
+                COMPLETION: (summary["jct_s"]["mean"], "s"),
+                "mean completion beyond the run time alone": (summary["jct_s"]["mean"] - alone, "s"),
+                QUEUEING: (summary["queue_s"]["mean"], "s"),
+                SLOWDOWN: (summary["slowdown"]["mean"], "1"),
+                SLOWDOWN_P99: (summary["slowdown"]["p99"], "1"),
+                "GPU time saved": (summary["saving"], "1"),
+            }
+        )
+    case = f"sample of the Philly week, {GPUS} GPUs"
+    method = "cotenant" if variant.name == "everything" else f"cotenant: {variant.name}"
+    for metric, (_, unit) in found[0].items():
+        values = [each[metric][0] for each in found]
+        yield Row(case, method, metric, float(np.mean(values)), unit, float(np.std(values)) if seeds > 1 else None)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = options(str(__doc__).partition("\n")[0])
+    parser.add_argument("--data", type=Path, help="folder with traces/ (default: $COTENANT_DATA or ../shared/data)")
+    parser.add_argument("--method", default="", metavar="TEXT", help="only variants whose name contains this")
+    parser.add_argument("--add", action="store_true", help="keep the rows of the JSON file that are not measured again")
+    arguments = parser.parse_args()
+    data = data_folder(arguments.data)
+    if not (data / "traces" / "peer_runs").exists():
+        print(f"ablation: skipped, there is no {data}; give --data or set COTENANT_DATA", file=sys.stderr)
+        return
+    seeds, part = (1, PART / 10) if arguments.quick else (SEEDS, PART)
+    wanted = (variant for variant in VARIANTS if arguments.method in variant.name)
+    found = [row for variant in wanted for row in rows(data, variant, seeds, part)]
+    earlier = kept(arguments.json, found) if arguments.add else []
+    write_report("ablation", [*earlier, *found], arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Gavel's two traces on 8 V100, 16 P100 and 24 K80: first the reproduction, then ours; 60 s of work for a move.
+
+Gavel's own max-min policies in Gavel's simulator and in ours: they are told the true throughputs, alone and in pairs.
+Where the smallest throughput leaves a choice ours takes the largest sum, so the two differ.
+
+Ours is the shipped core: told the throughputs alone on every type (as after earlier runs of the programs) and, of
+pairs, the truth or only what the utilisation rule makes of it. Beside it stands an integer program over jobs, pairs and
+types that the simulator has and the core has not: what assigning everybody anew at every change is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from common import Row
+from peers_work import COMPLETION, MAKESPAN, Selection, figures
+
+from cotenant.configs.settings import Settings
+from cotenant.scheduler.core.models import first_models, only
+from cotenant.scheduler.simulation.policies.assignment import Assignment
+from cotenant.scheduler.simulation.policies.gavel import Gavel
+from cotenant.scheduler.simulation.predictors import TablePredictor
+from cotenant.scheduler.simulation.results import Result
+from cotenant.scheduler.simulation.simulate import Scenario, baseline, shipped_core
+from cotenant.scheduler.simulation.tables import GavelTruth
+from cotenant.scheduler.simulation.traces import load
+from cotenant.scheduler.simulation.workload import Trace, mixed_cluster
+from cotenant.scheduler.simulation.world import Costs
+
+GPUS = (("v100", 8), ("p100", 16), ("k80", 24))
+JCT, TOTAL = "max_min_fairness", "minimize_makespan"
+CASES = {JCT: "Gavel's 96 jobs", TOTAL: "Gavel's 100 jobs at once"}
+THEIRS = {  # policies in Gavel's simulator: mean completion and total, s
+    JCT: {
+        "fifo": (35_905, 196_524),
+        "fifo_packed": (19_495, 72_320),
+        "gandiva": (17_379, 67_405),
+        "max_min_fairness_perf": (14_623, 63_945),
+        "max_min_fairness_packed": (14_049, 63_818),
+        "finish_time_fairness_packed": (14_609, 65_153),
+    },
+    TOTAL: {
+        "fifo_perf": (40_258, 90_701),
+        "gandiva": (35_075, 75_994),
+        "min_total_duration_perf": (63_775, 64_721),
+        "min_total_duration_packed": (61_981, 63_032),
+        "max_min_fairness_packed": (32_528, 64_178),
+    },
+}
+GAMMAS = {JCT: {"no job lengths": 0.0, "job lengths": 0.5}, TOTAL: {"job lengths": -1.0}}
+GOALS = {
+    (JCT, "no job lengths"): {COMPLETION: "<= 12000"},
+    (JCT, "job lengths"): {COMPLETION: "<= 11600"},
+    (TOTAL, "job lengths"): {MAKESPAN: "<= 58500"},
+    (TOTAL, "pairs by the rule"): {MAKESPAN: "<= 59500"},
+}
+
+
+def gavel(selection: Selection) -> Iterator[Row]:
+    """Theirs as published, theirs in our simulator, ours."""
+    truth = GavelTruth(selection.data / "interference" / "gavel" / "simulation_throughputs.json.gz")
+    for name, case in CASES.items():
+        for who, (jct_s, total_s) in THEIRS[name].items():
+            yield Row(case, f"{who}, Gavel's simulator", COMPLETION, float(jct_s), "s")
+            yield Row(case, f"{who}, Gavel's simulator", MAKESPAN, float(total_s), "s")
+        trace = truth.in_seconds(load(selection.data / "traces" / "gavel" / f"{name}.trace", "gavel"))
+        if selection.quick:
+            trace = Trace(trace.name, trace.jobs[:20])
+        yield from _reproduced(selection, case, name, trace, truth)
+        yield from _assigned(selection, case, name, trace, truth)
+        yield from _shipped(selection, case, name, trace, truth)
+
+
+def _reproduced(selection: Selection, case: str, name: str, trace: Trace, truth: GavelTruth) -> Iterator[Row]:
+    for packed in (False, True):
+        who = f"max_min_fairness_{'packed' if packed else 'perf'}"
+        if who not in THEIRS[name] or not selection.wants(case, who):
+            continue
+        free = Scenario(trace, mixed_cluster(GPUS), truth, Costs(0.0, 0.0))
+        result = baseline(free, Gavel(truth, packed=packed))
+        yield from figures(case, f"{who}, ours", result)
+        if not selection.quick:
+            difference = abs(result.summary()["jct_s"]["mean"] / THEIRS[name][who][0] - 1.0)
+            goal = "<= 0.05" if name == JCT else None
+            yield Row(case, f"{who}, ours", "difference of mean completion", difference, "1", goal=goal)
+
+
+def _assigned(selection: Selection, case: str, name: str, trace: Trace, truth: GavelTruth) -> Iterator[Row]:
+    for knows, gamma in GAMMAS[name].items():
+        method = f"integer program (simulator only), {knows}"
+        if selection.wants(case, method):
+            result = baseline(Scenario(trace, mixed_cluster(GPUS), truth), Assignment(truth, gamma))
+            yield from figures(case, method, result, GOALS.get((name, knows)))
+
+
+def _shipped(selection: Selection, case: str, name: str, trace: Trace, truth: GavelTruth) -> Iterator[Row]:
+    settings = Settings()
+    speeds = truth.usual_speeds()
+    settings = settings.model_copy(update={"placement": settings.placement.model_copy(update={"speeds": speeds})})
+    for method, models in (
+        ("cotenant, told the pairs", only(TablePredictor(truth, error=0.0))),
+        ("cotenant, pairs by the rule", first_models),
+    ):
+        if not selection.wants(case, method):
+            continue
+        result: Result = shipped_core(
+            Scenario(trace, mixed_cluster(GPUS), truth), settings=settings, models=models, known_programs=True
+        )
+        knows = "pairs by the rule" if "rule" in method else "no job lengths" if name == JCT else "job lengths"
+        yield from figures(case, method, result, GOALS.get((name, knows)))

@@ -1,0 +1,58 @@
+"""Muri's traces 1 and 2 on 64 GPUs: jobs that use different resources take turns on the same GPUs.
+
+The published figures are of Muri's own simulator. Ours here lets a set run as if alone as long as no resource is wanted
+more than all the time (perfect interleaving, Muri's aim), and tells that to our scheduler, as Muri's policies are told.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+
+from common import Row
+from peers_work import COMPLETION, Selection, figures
+
+from cotenant.scheduler.core.models import only
+from cotenant.scheduler.simulation.policies import POLICIES
+from cotenant.scheduler.simulation.predictors import TablePredictor
+from cotenant.scheduler.simulation.shell import Delays
+from cotenant.scheduler.simulation.simulate import Scenario, baseline, shipped_core
+from cotenant.scheduler.simulation.tables import StageTruth
+from cotenant.scheduler.simulation.traces import load
+from cotenant.scheduler.simulation.workload import Trace, even_cluster
+
+GPUS = 64
+TRACES = ("trace1", "trace2")
+PEERS = ("srtf", "tiresias")
+DELAYS = Delays(tick_s=3600.0)  # the jobs run for weeks
+OURS = ("cotenant", "cotenant, told run times")
+
+
+def muri(selection: Selection) -> Iterator[Row]:
+    """What was published, our baselines, ours."""
+    folder = selection.data / "traces" / "muri"
+    for name in TRACES:
+        case = f"Muri's {name}, 64 GPUs"
+        with (folder / "muri_published_sim.csv").open(newline="") as lines:
+            for line in csv.DictReader(lines):
+                if (line["metric"], line["trace"]) == ("JCT", name):
+                    yield Row(
+                        case, f"{line['policy']}, Muri's simulator", COMPLETION, float(line["value_seconds"]), "s"
+                    )
+        path = folder / f"{name}.csv.gz"
+        trace, truth = load(path, "muri"), StageTruth(path)
+        if selection.quick:
+            trace = Trace(trace.name, trace.jobs[:100])
+        for method in (*PEERS, *OURS):
+            if not selection.wants(case, method):
+                continue
+            jobs = trace
+            if method == OURS[1]:
+                jobs = Trace(trace.name, tuple(replace(job, estimate_s=job.duration_s) for job in trace.jobs))
+            scenario = Scenario(jobs, even_cluster(GPUS), truth)
+            if method in POLICIES:
+                yield from figures(case, method, baseline(scenario, POLICIES[method]()))
+            else:
+                told = only(TablePredictor(truth, error=0.0))
+                yield from figures(case, method, shipped_core(scenario, models=told, delays=DELAYS))

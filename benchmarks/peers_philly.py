@@ -1,0 +1,136 @@
+"""The Philly week with truthful slowdowns: ours beside the peers' policies, on many and on few GPUs.
+
+Every job has a measured configuration; what a pair really does is a table the policies do not see. Ours is told
+predictions made without the job's model family (``n_predicted_lof``) and learns from what it measures: utilisation and
+memory after 6 s, throughputs of jobs together after 60 s, with 3 % noise and a second of delay. A variant is told the
+truth, to show the head-room. Suspending or moving costs 60 s of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from common import Row
+from peers_work import COMPLETION, QUEUEING, SLOWDOWN, SLOWDOWN_P99, Goals, Selection, figures
+
+from cotenant.configs.settings import Settings
+from cotenant.scheduler.core.models import only
+from cotenant.scheduler.simulation.policies import POLICIES
+from cotenant.scheduler.simulation.predictors import TablePredictor
+from cotenant.scheduler.simulation.results import Result
+from cotenant.scheduler.simulation.sensing import Sensing
+from cotenant.scheduler.simulation.simulate import Scenario, baseline, shipped_core
+from cotenant.scheduler.simulation.tables import load_pairs, utilisations
+from cotenant.scheduler.simulation.traces import load
+from cotenant.scheduler.simulation.truth import PairTable
+from cotenant.scheduler.simulation.workload import GIB, Trace, even_cluster
+
+USABLE_GIB = 23
+HEAVY_UTIL = 0.94
+PEERS = ("fifo", "sjf", "qssf", "tiresias", "srtf", "lucid", "threshold", "static", "first-fit", "best-fit")
+QUICK_JOBS, QUICK_GPUS = 400, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One cluster and mix.
+
+    Attributes:
+        name: For people.
+        gpus: Number of GPUs, eight on a host.
+        heavy: Every job has one of the configurations that fill a GPU.
+        column: What is true, a column of the table of pairs.
+        goals: By method.
+        peers: Baselines to run.
+    """
+
+    name: str
+    gpus: int
+    heavy: bool = False
+    column: str = "n"
+    goals: Mapping[str, Goals] = field(default_factory=dict)
+    peers: tuple[str, ...] = PEERS
+
+
+CASES = (
+    Case(
+        "Philly week, 304 GPUs",
+        304,
+        goals={
+            "cotenant": {COMPLETION: "<= 4850", QUEUEING: "<= 40", SLOWDOWN: "<= 1.02", SLOWDOWN_P99: "<= 1.20"},
+            "cotenant, no estimates": {COMPLETION: "<= 4870"},
+            "cotenant, never suspending": {COMPLETION: "<= 5050"},
+            "cotenant, never suspending, no estimates": {COMPLETION: "<= 5080"},
+        },
+    ),
+    Case("Philly week, 304 GPUs, pessimistic truth", 304, column="n_pessimistic", peers=("lucid", "threshold")),
+    Case("Philly week, 304 GPUs, heavy models", 304, heavy=True, goals={"cotenant": {COMPLETION: "<= 5400"}}),
+    Case("Philly week, 192 GPUs", 192, goals={"cotenant": {COMPLETION: "<= 5350"}}, peers=("srtf", "lucid")),
+    Case(
+        "Philly week, 160 GPUs",
+        160,
+        goals={
+            "cotenant, 3 jobs a GPU": {COMPLETION: "<= 5500"},
+            "cotenant, 2 jobs a GPU": {COMPLETION: "<= 6100"},
+        },
+        peers=("srtf", "lucid"),
+    ),
+)
+
+
+def settings_of(method: str) -> Settings:
+    """Return the settings of one of our methods: the defaults, but for what its name says."""
+    settings = Settings()
+    if "a GPU" in method:
+        most = int(method.split(" jobs a GPU", maxsplit=1)[0].rpartition(" ")[2])
+        settings = settings.model_copy(
+            update={"placement": settings.placement.model_copy(update={"max_jobs_per_gpu": most})}
+        )
+    return settings
+
+
+def ours(case: Case) -> list[str]:
+    """Return our methods for this case."""
+    named = list(case.goals)
+    return list(dict.fromkeys([*named, "cotenant"] + (["cotenant, told the truth"] if case.gpus == 304 else [])))
+
+
+def week(selection: Selection, case: Case) -> Trace:
+    """Return the jobs of a case."""
+    trace = load(selection.data / "traces" / "peer_runs" / "philly_week.csv.gz")
+    jobs = trace.jobs[:QUICK_JOBS] if selection.quick else trace.jobs
+    if case.heavy:  # every job becomes one of those that fill a GPU, in turn: arrivals, sizes and run times stay
+        full = [job for job in trace.jobs if (job.util or 0.0) >= HEAVY_UTIL]
+        kinds = list({job.workload: job for job in full}.values())
+        jobs = tuple(
+            replace(job, workload=k.workload, util=k.util, membw_util=k.membw_util, memory_bytes=k.memory_bytes)
+            for job, k in ((job, kinds[number % len(kinds)]) for number, job in enumerate(jobs))
+        )
+    return Trace(trace.name, jobs)
+
+
+def simulate(selection: Selection, case: Case, method: str, seed: int = 0) -> Result:
+    """Run one method on one case."""
+    trace = week(selection, case)
+    if "no estimates" in method:
+        trace = Trace(trace.name, tuple(replace(job, estimate_s=None) for job in trace.jobs))
+    utils = utilisations(trace)
+    table = selection.data / "traces" / "peer_runs" / "pair_truth.csv.gz"
+    truth = PairTable(load_pairs(table, case.column), utils)
+    gpus = QUICK_GPUS if selection.quick else case.gpus
+    scenario = Scenario(trace, even_cluster(gpus, memory_bytes=USABLE_GIB * GIB), truth)
+    if method in POLICIES:
+        return baseline(scenario, POLICIES[method]())
+    told = TablePredictor(truth, error=0.0)
+    if "told the truth" not in method:
+        told = TablePredictor(PairTable(load_pairs(table, "n_predicted_lof"), utils))
+    return shipped_core(scenario, settings=settings_of(method), models=only(told), sensing=Sensing(seed=seed))
+
+
+def philly(selection: Selection) -> Iterator[Row]:
+    """Every case, first ours, then the peers."""
+    for case in CASES:
+        for method in (*ours(case), *case.peers):
+            if selection.wants(case.name, method):
+                yield from figures(case.name, method, simulate(selection, case, method), case.goals.get(method))

@@ -1,0 +1,82 @@
+"""What the parts of ``peers.py`` share: the traces, the figures of a simulation, rows kept from earlier runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import Row
+
+from cotenant.scheduler.simulation.results import Result
+
+COMPLETION, QUEUEING, MAKESPAN = "mean completion", "mean queueing", "makespan"
+SLOWDOWN, SLOWDOWN_P99 = "run / duration, mean", "run / duration, p99"
+Goals = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a part is to be run.
+
+    Attributes:
+        data: Folder with the traces.
+        quick: A short version.
+        case: Only cases whose name contains this.
+        method: Only methods whose name contains this.
+    """
+
+    data: Path
+    quick: bool = False
+    case: str = ""
+    method: str = ""
+
+    def wants(self, case: str, method: str) -> bool:
+        """Whether this simulation is to be run."""
+        return self.case in case and self.method in method
+
+
+Part = Callable[[Selection], Iterator[Row]]
+
+
+def data_folder(given: Path | None) -> Path:
+    """Return the folder with the traces: as given, from the environment, or beside the checkout."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    return given or Path(os.environ.get("COTENANT_DATA", beside))
+
+
+def figures(case: str, method: str, result: Result, goals: Goals | None = None) -> Iterator[Row]:
+    """What counts of one simulation."""
+    summary, goals = result.summary(), goals or {}
+    fair, queue = summary["finish_time_fairness"], summary["queue_s"]
+    wide = [run for run in result.world.runs if run.job.gpus >= 32 and run.ended_at is not None]
+    found = [
+        (COMPLETION, summary["jct_s"]["mean"], "s"),
+        ("p99 completion", summary["jct_s"]["p99"], "s"),
+        (QUEUEING, queue["mean"], "s"),
+        (MAKESPAN, summary["makespan_s"], "s"),
+        (SLOWDOWN, summary["slowdown"]["mean"], "1"),
+        (SLOWDOWN_P99, summary["slowdown"]["p99"], "1"),
+        ("GPU time saved", summary["saving"], "1"),
+        ("GPUs occupied", summary["occupied"], "1"),
+        ("Jain fairness", summary["jain"], "1"),
+        ("jobs treated unfairly", fair["unfair"], "1"),
+        ("suspensions", float(summary["suspensions"]), "1"),
+        ("processor time of a simulation", result.seconds, "s"),
+    ]
+    if wide:
+        waited = [(run.ended_at or 0.0) - run.job.submit_s - run.run_s for run in wide]
+        found.append(("mean queueing of jobs of 32 GPUs and more", sum(waited) / len(waited), "s"))
+    for metric, value, unit in found:
+        yield Row(case, method, metric, float(value), unit, goal=goals.get(metric))
+
+
+def kept(path: Path | None, rows: Iterable[Row]) -> list[Row]:
+    """Return the rows of an earlier report that were not measured again now (by case and method)."""
+    if path is None or not path.exists():
+        return []
+    again = {(row.case, row.method) for row in rows}
+    earlier = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [Row(**row) for row in earlier if (row["case"], row["method"]) not in again]
