@@ -17,9 +17,8 @@ from unittest.mock import patch
 
 import numpy as np
 from common import Row, options, write_report
-from peers_work import COMPLETION, QUEUEING, SLOWDOWN, SLOWDOWN_P99, data_folder, kept
+from peers_work import COMPLETION, QUEUEING, SLOWDOWN, SLOWDOWN_P99, changed, data_folder, kept
 
-from cotenant.configs.settings import Settings
 from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction
 from cotenant.scheduler.core.models import first_models, only
 from cotenant.scheduler.simulation.predictors import TablePredictor
@@ -32,7 +31,7 @@ from cotenant.scheduler.simulation.truth import PairTable
 from cotenant.scheduler.simulation.workload import GIB, Trace, even_cluster
 
 GPUS, USABLE_GIB, LARGEST = 32, 23, 8
-PART = 1 / 7.9  # of the week's jobs: its load without the jobs of more than 8 GPUs, on 32 GPUs instead of 304
+WEEK_GPUS = 252  # GPUs on which the week's jobs of at most 8 GPUs are the load that all are on its 304
 SEEDS = 3
 
 
@@ -91,6 +90,7 @@ VARIANTS = (
     Variant("no limit on slowdown", {"placement": {"default_max_slowdown": 1e6}}),
     Variant("no sharing", {"placement": {"max_jobs_per_gpu": 1}}),
     Variant("at most two jobs a GPU", {"placement": {"max_jobs_per_gpu": 2}}),
+    Variant("no suspending or moving", {"rebalance": {"enabled": False}}),
     Variant("no shrinking to what is used", {"resize": {"enabled": False}}),
     Variant("order of arrival only", {"scheduling": {"size_weight": 0.0, "fair_share_weight": 0.0}}),
     Variant("no estimates of run times (no backfill)", {}, estimates=False),
@@ -111,7 +111,7 @@ def sample(trace: Trace, part: float, seed: int) -> Trace:
     return Trace(f"{trace.name}, sample {seed}", tuple(jobs))
 
 
-def run(data: Path, trace: Trace, variant: Variant, seed: int) -> Result:
+def run(data: Path, trace: Trace, variant: Variant, gpus: int, seed: int) -> Result:
     """Simulate one variant on one sample."""
     if not variant.estimates:
         trace = Trace(trace.name, tuple(replace(job, estimate_s=None) for job in trace.jobs))
@@ -119,21 +119,19 @@ def run(data: Path, trace: Trace, variant: Variant, seed: int) -> Result:
     truth = PairTable(load_pairs(table), utils)
     told = TablePredictor(PairTable(load_pairs(table, "n_predicted_lof"), utils))
     models = first_models if variant.predictor is None else only(variant.predictor(told, truth))
-    settings = Settings.model_validate(
-        {section: values | variant.change.get(section, {}) for section, values in Settings().model_dump().items()}
-    )
-    scenario = Scenario(trace, even_cluster(GPUS, memory_bytes=USABLE_GIB * GIB), truth)
+    settings = changed(variant.change)
+    scenario = Scenario(trace, even_cluster(gpus, memory_bytes=USABLE_GIB * GIB), truth)
     with variant.patched():
         return shipped_core(scenario, settings=settings, models=models, sensing=Sensing(seed=seed))
 
 
-def rows(data: Path, variant: Variant, seeds: int, part: float) -> Iterator[Row]:
+def rows(data: Path, variant: Variant, seeds: int, gpus: int) -> Iterator[Row]:
     """The figures of one variant: means over the samples, with their spread."""
     week = load(data / "traces" / "peer_runs" / "philly_week.csv.gz")
     found = []
     for seed in range(seeds):
-        trace = sample(week, part, seed)
-        summary = run(data, trace, variant, seed).summary()
+        trace = sample(week, gpus / WEEK_GPUS, seed)
+        summary = run(data, trace, variant, gpus, seed).summary()
         alone = float(np.mean([job.duration_s for job in trace.jobs]))
         found.append(
             {
@@ -145,7 +143,7 @@ def rows(data: Path, variant: Variant, seeds: int, part: float) -> Iterator[Row]
                 "GPU time saved": (summary["saving"], "1"),
             }
         )
-    case = f"sample of the Philly week, {GPUS} GPUs"
+    case = f"sample of the Philly week, {gpus} GPUs"
     method = "cotenant" if variant.name == "everything" else f"cotenant: {variant.name}"
     for metric, (_, unit) in found[0].items():
         values = [each[metric][0] for each in found]
@@ -163,9 +161,9 @@ def main() -> None:
     if not (data / "traces" / "peer_runs").exists():
         print(f"ablation: skipped, there is no {data}; give --data or set COTENANT_DATA", file=sys.stderr)
         return
-    seeds, part = (1, PART / 10) if arguments.quick else (SEEDS, PART)
+    seeds, gpus = (1, 8) if arguments.quick else (SEEDS, GPUS)
     wanted = (variant for variant in VARIANTS if arguments.method in variant.name)
-    found = [row for variant in wanted for row in rows(data, variant, seeds, part)]
+    found = [row for variant in wanted for row in rows(data, variant, seeds, gpus)]
     earlier = kept(arguments.json, found) if arguments.add else []
     write_report("ablation", [*earlier, *found], arguments.json)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from common import Row
-from peers_work import COMPLETION, QUEUEING, SLOWDOWN, SLOWDOWN_P99, Goals, Selection, figures
+from peers_work import COMPLETION, QUEUEING, SLOWDOWN, SLOWDOWN_P99, Goals, Selection, changed, figures
 
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.models import only
@@ -81,13 +81,12 @@ CASES = (
 
 def settings_of(method: str) -> Settings:
     """Return the settings of one of our methods: the defaults, but for what its name says."""
-    settings = Settings()
-    if "a GPU" in method:
-        most = int(method.split(" jobs a GPU", maxsplit=1)[0].rpartition(" ")[2])
-        settings = settings.model_copy(
-            update={"placement": settings.placement.model_copy(update={"max_jobs_per_gpu": most})}
-        )
-    return settings
+    changes: dict[str, dict[str, object]] = {}
+    if "never suspending" in method:
+        changes["rebalance"] = {"enabled": False}
+    if "jobs a GPU" in method:
+        changes["placement"] = {"max_jobs_per_gpu": int(method.split(" jobs a GPU", maxsplit=1)[0].rpartition(" ")[2])}
+    return changed(changes)
 
 
 def ours(case: Case) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common import Row
 
+from cotenant.configs.settings import Settings
 from cotenant.scheduler.simulation.results import Result
 
 COMPLETION, QUEUEING, MAKESPAN = "mean completion", "mean queueing", "makespan"
@@ -71,6 +72,12 @@ def figures(case: str, method: str, result: Result, goals: Goals | None = None) 
         found.append(("mean queueing of jobs of 32 GPUs and more", sum(waited) / len(waited), "s"))
     for metric, value, unit in found:
         yield Row(case, method, metric, float(value), unit, goal=goals.get(metric))
+
+
+def changed(changes: Mapping[str, Mapping[str, object]]) -> Settings:
+    """Return the default settings but for these, by section and name."""
+    sections = {name: {**values, **changes.get(name, {})} for name, values in Settings().model_dump().items()}
+    return Settings.model_validate(sections)
 
 
 def kept(path: Path | None, rows: Iterable[Row]) -> list[Row]:

@@ -7,11 +7,13 @@ from simulating import NO_COST, ends, halves, job, run, scenario
 
 from cotenant.scheduler.simulation.desk import Desk
 from cotenant.scheduler.simulation.policies import POLICIES
+from cotenant.scheduler.simulation.policies.assignment import Assignment
 from cotenant.scheduler.simulation.policies.gavel import Gavel
 from cotenant.scheduler.simulation.policies.packing import FirstFit, Lucid, Static, Threshold
 from cotenant.scheduler.simulation.policies.queueing import Fifo, Tiresias
+from cotenant.scheduler.simulation.simulate import Scenario, baseline
 from cotenant.scheduler.simulation.truth import PairTable
-from cotenant.scheduler.simulation.workload import GIB, TraceJob
+from cotenant.scheduler.simulation.workload import GIB, TraceJob, mixed_cluster, trace_of
 from cotenant.scheduler.simulation.world import Costs
 
 A, B, C = job("a", 0, 100), job("b", 10, 50), job("c", 20, 10)
@@ -176,3 +178,31 @@ def test_a_policy_that_is_told_nothing_cannot_ask() -> None:
 
 def test_costs_are_nothing_in_these_tests() -> None:
     assert scenario((A,)).costs == NO_COST
+
+
+@pytest.mark.parametrize(
+    ("policy", "want"),
+    [
+        (Assignment(halves("w", n=0.8)), {"a": 125, "b": 125}),
+        (Assignment(halves("w", n=0.5)), {"a": 100, "b": 200}),
+        (Assignment(halves("w", n=0.8), packed=False), {"a": 100, "b": 200}),
+    ],
+)
+def test_an_assignment_pairs_where_that_is_more_progress(policy: Assignment, want: dict[str, float]) -> None:
+    jobs = (job("a", workload="w"), job("b", workload="w"))
+    assert ends(run(policy, jobs, truth=policy.rates)) == pytest.approx(want)
+
+
+def test_an_assignment_gives_a_type_to_who_gains_most_by_it() -> None:
+    """b came later and needs the new GPU; a is as fast on the old one, and moves for the 60 s that it costs."""
+    truth = PairTable({}, solo={("a", "old"): 1.0, ("b", "old"): 0.2}, default=0.1)
+    jobs = (job("a", 0, 1000, workload="a"), job("b", 10, 1000, workload="b"))
+    cluster = mixed_cluster((("new", 1), ("old", 1)))
+    result = baseline(Scenario(trace_of("two", jobs), cluster, truth, Costs(60.0, 60.0)), Assignment(truth))
+    assert ends(result) == {"a": 1060, "b": 1010}
+
+
+def test_an_assignment_that_knows_run_times_can_put_short_jobs_first() -> None:
+    jobs = (job("a", 0, 100), job("b", 0, 10))
+    assert ends(run(Assignment(gamma=1.0, packed=False), jobs)) == {"b": 10, "a": 110}
+    assert ends(run(Assignment(gamma=-1.0, packed=False), jobs)) == {"a": 100, "b": 110}

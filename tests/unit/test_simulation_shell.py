@@ -10,6 +10,7 @@ from simulating import CROWD_TRUTH, crowd, ends, halves, job, scenario
 from typer.testing import CliRunner
 
 from cotenant.cli import app
+from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import DemandProfile
 from cotenant.scheduler.core.models import only
 from cotenant.scheduler.simulation.page import render
@@ -17,7 +18,8 @@ from cotenant.scheduler.simulation.predictors import TablePredictor
 from cotenant.scheduler.simulation.results import Result
 from cotenant.scheduler.simulation.simulate import Scenario, shipped_core, simulate
 from cotenant.scheduler.simulation.traces import write_own
-from cotenant.scheduler.simulation.workload import GIB, TraceJob, even_cluster
+from cotenant.scheduler.simulation.truth import PairTable
+from cotenant.scheduler.simulation.workload import GIB, TraceJob, even_cluster, mixed_cluster, trace_of
 
 LIGHT = {"workload": "light", "util": 0.2, "memory_bytes": 2 * GIB}
 
@@ -57,6 +59,28 @@ def test_the_core_is_told_no_run_time_and_no_truth() -> None:
     plain = shipped(job("a", **LIGHT), job("b", 50, **LIGHT)).world.stints
     longer = shipped(job("a", length=900, **LIGHT), job("b", 50, 900, **LIGHT)).world.stints
     assert {(s.run, s.start, s.gpus) for s in plain} == {(s.run, s.start, s.gpus) for s in longer}
+
+
+def test_programs_that_ran_before_are_known_by_gpu_type() -> None:
+    """Twice as fast on the new GPU: told so, the job goes there; else it takes the first."""
+    truth = PairTable({}, solo={("w", "old"): 0.5}, default=0.5)
+    work = Scenario(trace_of("one", [job("a", workload="w")]), mixed_cluster((("old", 1), ("new", 1))), truth)
+    starts = [shipped_core(work, known_programs=known).world.stints[0].gpus for known in (False, True)]
+    assert starts == [(0,), (1,)]
+
+
+def test_a_table_is_corrected_by_what_was_measured() -> None:
+    """The very pair as measured; another pair of the same jobs by a part of what they were off."""
+    a, b, c = (DemandProfile(0.2, 0.2, GIB, source="history", fingerprint=name) for name in "abc")
+    table = TablePredictor(halves("a", "b", "c", n=0.9))
+    learnt = table.with_evidence([Observation("gpu", a, (b,), 0.5, 0.48, 0.52, 60.0)])
+    assert learnt.predict([a, b], "gpu")[0].mid == 0.5
+    assert 0.5 < learnt.predict([a, c], "gpu")[0].mid < 0.9
+    assert learnt.predict([c, b], "gpu")[0].mid < 0.9
+    assert learnt.predict([c, a], "gpu")[0].mid == pytest.approx(0.9)
+    assert table.predict([a, b], "gpu")[0].mid == 0.9
+    oracle = TablePredictor(halves("a", "b"), error=0.0)
+    assert oracle.with_evidence([Observation("gpu", a, (b,), 0.5, 0.48, 0.52, 60.0)]) is oracle
 
 
 def test_a_table_answers_for_sets_and_the_rule_for_strangers() -> None:

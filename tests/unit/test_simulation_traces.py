@@ -11,7 +11,7 @@ import pytest
 from simulating import crowd, job
 
 from cotenant.scheduler.simulation.errors import TraceError
-from cotenant.scheduler.simulation.tables import GavelTruth, load_pairs, utilisations
+from cotenant.scheduler.simulation.tables import GavelTruth, StageTruth, load_pairs, utilisations
 from cotenant.scheduler.simulation.traces import FORMATS, load, write_own
 from cotenant.scheduler.simulation.workload import TraceJob, trace_of
 
@@ -60,7 +60,7 @@ def test_the_other_forms(write: Callable[..., Path]) -> None:
     (only,) = load(write(SIA, "2017-10-09 07:01:55,66.0,2,132.0,11cb48")).jobs
     assert only == TraceJob("row-2", 0.0, 2, 66.0, user="11cb48")
     (only,) = load(write(MURI, "0,8,5000,109,gpt2,4,5095000,91000,400,0.6,300,49,0")).jobs
-    assert only == TraceJob("0", 0.0, 8, 5095.0, "gpt2/4", util=0.75)
+    assert only == TraceJob("0", 0.0, 8, 5095.0, "gpt2/4/x8", util=0.75)
     pods = load(write(OPENB, "a,1,1,0,0,,LS,Running,0,9,0", "b,1,1,1,460,V100,LS,Running,5,25,5")).jobs
     assert pods == (TraceJob("b", 0.0, 1, 20.0, "V100", util=0.46),)
     both = load(write(GAVEL_ROW.format(10), GAVEL_ROW.format(0), name="some.trace")).jobs
@@ -215,3 +215,16 @@ def test_gavel_throughputs(tmp_path: Path) -> None:
     assert timed.jobs[0].duration_s == 10.0
     with pytest.raises(TraceError, match="reference: 'h100' is not accepted; give one of v100, k80"):
         GavelTruth(path, "h100")
+
+
+def test_jobs_that_use_other_resources_get_along(tmp_path: Path) -> None:
+    """Storage 0.2 + 0.7, GPU 0.7 + 0.2: nobody waits. Twice the first wants 1.4 of the GPU."""
+    path = tmp_path / "muri.csv"
+    head = "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,"
+    rows = ["0,1,0,9,gpu,8,1000,0,100,20,70,0,0", "1,1,0,9,disk,8,1000,0,100,70,20,0,0"]
+    path.write_text("\n".join([head + "resource_time_0,resource_time_1,resource_time_2,priority", *rows]) + "\n")
+    truth = StageTruth(path)
+    assert [each.workload for each in load(path).jobs] == ["gpu/8/x1", "disk/8/x1"]
+    assert truth.together(("gpu/8/x1", "disk/8/x1"), "any") == (1.0, 1.0)
+    assert truth.together(("gpu/8/x1", "gpu/8/x1"), "any") == pytest.approx((1 / 1.4, 1 / 1.4))
+    assert truth.alone("gpu/8/x1", "any", 1) == 1.0
