@@ -32,6 +32,7 @@ from cotenant.actors.reports import Descriptors
 from cotenant.actors.shim.bootstrap import OPERATOR_MIX
 from cotenant.actors.shim.resources import AGENT
 from cotenant.actors.uplink import Uplink
+from cotenant.actors.vacating import Vacating
 from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
@@ -85,6 +86,8 @@ class HostAgent:
         self._profiler = Profiler(self._backend, self.settings.profiler)
         self._overruns = OverrunWatch()
         self._faults = GpuFaults()
+        self._vacating = Vacating()
+        self._vacated = ""  # the last memory that did not come back
         self._joined_at = time.time()
         self._lock = threading.RLock()
         self._held: dict[str, Launched] = {}  # jobs that have not ended, device loop only
@@ -246,7 +249,9 @@ class HostAgent:
             self._held = {launched.job_id: launched for launched in self._launcher.running()}
             self._follow_processes()
             self._profiler.tick()
-            self._reap()
+            if self._profiler.newest is not None:
+                self._vacating.see(self._profiler.newest)
+            self._reap(time.monotonic())
             now = time.monotonic()
             if now >= next_window:
                 next_window = max(next_window + self.settings.profiler.window_s, now)
@@ -273,11 +278,17 @@ class HostAgent:
                 self._backend.watch(job_id, gpu_ids, pid)
                 pids.add(pid)
 
-    def _reap(self) -> None:
+    def _reap(self, now: float) -> None:
         for ended in self._launcher.poll():
             with self._lock:
                 if (ended.job_id, ended.epoch) in self._exits_told:
                     continue
+            gpu_ids = [share.gpu_id for share in self._launcher.shares(ended.job_id)]
+            left = self._vacating.wait(ended.job_id, ended.epoch, gpu_ids, now)
+            if left is None:
+                continue
+            self._vacated = left or self._vacated
+            with self._lock:
                 self._exits_told.add((ended.job_id, ended.epoch))
             self._uplink.tell(
                 JobExited(ended.job_id, ended.epoch, self._host_id, ended.exit_code, ended.reason, ended.lost)
@@ -317,9 +328,8 @@ class HostAgent:
         """See ``UplinkHost.report``."""
         if not self._claimed:
             self._claim_gpus(CLAIM_RETRY_S)
-        notes = "; ".join(
-            text for text in (note, self._note, *self._notes, *self._backend.notes, *self._enforcement.notes) if text
-        )
+        lasting = (*self._notes, *self._backend.notes, *self._enforcement.notes)
+        notes = "; ".join(text for text in (note, self._note, self._vacated, *lasting) if text)
         return HostReport(self._host(), self._inventory(), events, self._claim, notes, dict(self._controls), number)
 
     def send(self, report: HostReport) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from cotenant.actors.devices.base import DeviceBackend, DeviceSample, JobSample
+from cotenant.actors.devices.base import DeviceBackend, DeviceSample, JobSample, Sample
 from cotenant.actors.likeness import Likeness
 from cotenant.actors.reports import NO_HINTS, Descriptors, JobReport
 from cotenant.actors.tracks import DeviceTrack, Progress, Told, Track
@@ -57,13 +57,14 @@ class Profiler:
         self._window_began_s = monotonic()
         self._sampled_s: float | None = None
         self._tracks: dict[tuple[str, str], Track] = {}
+        self.newest: Sample | None = None
         self._present: frozenset[tuple[str, str]] = frozenset()  # in the last sample
         self._progress: dict[str, Progress] = {}
         self._devices = {gpu_id: DeviceTrack() for gpu_id in self._memory_limit}
 
     def tick(self) -> None:
         """Take one sample."""
-        sample = self._backend.sample()
+        self.newest = sample = self._backend.sample()
         interval_s = self._period_s if self._sampled_s is None else sample.monotonic_s - self._sampled_s
         if 0 <= interval_s < self._period_s / 2:
             return  # too close to the last one to divide by; counters lose nothing by waiting

@@ -109,6 +109,19 @@ def test_a_job_is_answered_for_its_own_lease_only(agent):
     assert len(agent.scheduler.asked) == 2
 
 
+def test_the_end_of_a_job_is_told_when_its_memory_is_free(agent):
+    agent.apply([StopJob("h1", "job", 1, 0.0, "enough")])
+    wait_until(lambda: not agent._launcher.running(), 10, "the job has ended")
+    agent._vacating.wait = lambda *_: None
+    agent._reap(0.0)
+    assert [event.kind for event in agent._uplink._events] == ["job_started"]
+    agent._vacating.wait = lambda *_: "7 MiB are still in use"
+    agent._reap(1.0)
+    agent._reap(2.0)
+    assert [event.kind for event in agent._uplink._events] == ["job_started", "job_exited"]
+    assert "7 MiB are still in use" in agent.report(1, (), "").note
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
