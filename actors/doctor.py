@@ -13,10 +13,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cotenant.actors.checks import Check, verdict
+from cotenant.actors.gpudoctor import gpu_checks
 from cotenant.scheduler.errors import CotenantError
 
 if TYPE_CHECKING:
@@ -30,27 +31,6 @@ MIN_CORES = 2
 MIN_FILES = 4096
 MIN_PROCESSES = 4096
 _GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding.
-
-    Attributes:
-        name: What was looked at.
-        ok: Whether it is as it should be.
-        found: What is there.
-        cost: What its absence costs; empty when ``ok``.
-        fix: What to do; empty when ``ok``.
-        essential: Without it cotenant cannot work here at all.
-    """
-
-    name: str
-    ok: bool
-    found: str
-    cost: str = ""
-    fix: str = ""
-    essential: bool = False
 
 
 def checks() -> list[Check]:
@@ -67,18 +47,14 @@ def checks() -> list[Check]:
         check_limit("processes", resource.RLIMIT_NPROC, MIN_PROCESSES, "-u"),
         check_ray_auth(),
         check_cgroup(),
-        check_nvidia(),
+        *gpu_checks(),
     ]
-
-
-def _verdict(name: str, ok: bool, found: str, cost: str, fix: str, *, essential: bool = False) -> Check:
-    return Check(name, True, found, essential=essential) if ok else Check(name, False, found, cost, fix, essential)
 
 
 def check_python() -> Check:
     """Python itself, on Linux."""
     wanted = ".".join(map(str, MIN_PYTHON))
-    return _verdict(
+    return verdict(
         "python",
         sys.version_info[:2] >= MIN_PYTHON and sys.platform == "linux",
         f"{platform.python_version()} on {sys.platform}",
@@ -96,7 +72,7 @@ def check_version(package: str) -> Check:
         found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         found = "not installed"
-    return _verdict(
+    return verdict(
         package,
         found != "not installed" and _numbers(found) >= minimum,
         found,
@@ -119,7 +95,7 @@ def check_affinity() -> Check:
         ok, found = True, f"allowed, cores {_ranges(sorted(allowed))}"
     except OSError as error:
         ok, found = False, f"refused ({error.strerror})"
-    return _verdict(
+    return verdict(
         "core pinning",
         ok,
         found,
@@ -151,7 +127,7 @@ def check_run_dir() -> Check:
         found = f"{base}, {free / _GIB:.1f} GiB free"
     except OSError as error:
         found = f"{base} is not writable ({error.strerror})"
-    return _verdict(
+    return verdict(
         "run directory", ok, found, "no job can start", "set COTENANT_RUN_DIR to a writable directory", essential=True
     )
 
@@ -159,7 +135,7 @@ def check_run_dir() -> Check:
 def check_cores() -> Check:
     """Cores this process may use."""
     cores = len(os.sched_getaffinity(0))
-    return _verdict(
+    return verdict(
         "cores",
         cores >= MIN_CORES,
         str(cores),
@@ -173,7 +149,7 @@ def check_memory() -> Check:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _memory_limit()
     usable = min(total, limit) if limit is not None else total
-    return _verdict(
+    return verdict(
         "memory",
         usable >= MIN_MEMORY_BYTES,
         f"{usable / _GIB:.1f} GiB" + (" (container limit)" if usable < total else ""),
@@ -199,7 +175,7 @@ def check_shm() -> Check:
         ok, found = usage.total >= MIN_SHM_BYTES, f"{usage.total / _GIB:.1f} GiB, {usage.free / _GIB:.1f} GiB free"
     except OSError as error:
         ok, found = False, f"missing ({error.strerror})"
-    return _verdict(
+    return verdict(
         "/dev/shm",
         ok,
         found,
@@ -213,7 +189,7 @@ def check_limit(name: str, kind: int, wanted: int, flag: str) -> Check:
     soft, hard = resource.getrlimit(kind)
     unlimited = soft == resource.RLIM_INFINITY
     raisable = hard == resource.RLIM_INFINITY or hard >= wanted
-    return _verdict(
+    return verdict(
         f"limit: {name}",
         unlimited or soft >= wanted,
         "unlimited" if unlimited else str(soft),
@@ -225,7 +201,7 @@ def check_limit(name: str, kind: int, wanted: int, flag: str) -> Check:
 def check_ray_auth() -> Check:
     """Ray's token authentication, whose default depends on what ran on this machine before."""
     mode = os.environ.get("RAY_AUTH_MODE")
-    return _verdict(
+    return verdict(
         "RAY_AUTH_MODE",
         mode is not None,
         mode or "not set",
@@ -245,7 +221,7 @@ def check_cgroup() -> Check:
         )
         if ok
     ]
-    return _verdict(
+    return verdict(
         "cgroup cpu",
         bool(writable),
         " and ".join(writable) or "not writable",
@@ -261,21 +237,6 @@ def _v2_cpu(root: Path) -> bool:
         return False
 
 
-def check_nvidia() -> Check:
-    """An NVIDIA driver, which this version does not drive yet."""
-    try:
-        driver = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
-    except (OSError, IndexError):
-        return Check("nvidia driver", True, "none; GPUs are slices of CPU cores (backend cpu)")
-    return Check(
-        "nvidia driver",
-        False,
-        driver.strip(),
-        "the backend for real GPUs is not part of this version yet: jobs run on cpu devices and leave the GPUs alone",
-        "nothing to do on this host; a version with the backend nvml will use them",
-    )
-
-
 def check_cluster(connect: Callable[[], Client]) -> Check:
     """A running cotenant, asked for its own health."""
     try:
@@ -284,7 +245,7 @@ def check_cluster(connect: Callable[[], Client]) -> Check:
     except CotenantError as error:
         return Check("cluster", False, "not reachable", "no job can be submitted from here", str(error), essential=True)
     wrong = [f"{part.name}: {part.note or 'does not answer'}" for part in health.components if not part.ok]
-    return _verdict(
+    return verdict(
         "cluster",
         health.ok,
         "; ".join(wrong) or f"{len(health.components)} parts answer",

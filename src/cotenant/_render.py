@@ -16,7 +16,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from cotenant.actors.doctor import Check
+    from cotenant.actors.checks import Check
     from cotenant.scheduler.views import Explanation, GpuView, HostView, JobView, PlanView, ShareView
 
 _PIPED_WIDTH = 1000  # a pipe has no width of its own; rows must not be cut in it

@@ -17,7 +17,7 @@ import pytest
 from fake_client import FakeClient
 
 from cotenant.actors import doctor
-from cotenant.actors.doctor import Check
+from cotenant.actors.checks import Check
 from cotenant.scheduler.errors import NotConnected
 
 Patch = Callable[[pytest.MonkeyPatch, Path], None]
@@ -76,12 +76,6 @@ BROKEN: list[tuple[Callable[[], Check], Patch, str, bool]] = [
     ),
     (doctor.check_ray_auth, lambda p, _: p.delenv("RAY_AUTH_MODE", raising=False), "not set", False),
     (doctor.check_cgroup, lambda p, _: p.setattr(os, "access", lambda *_: False), "not writable", False),
-    (
-        doctor.check_nvidia,
-        lambda p, _: p.setattr(Path, "read_text", lambda *_, **__: "NVRM version: 580.1\nGCC version"),
-        "NVRM version: 580.1",
-        False,
-    ),
 ]
 
 
@@ -113,7 +107,6 @@ def test_what_is_wrong_is_named_with_its_cost_and_fix(
         ),
         (doctor.check_ray_auth, lambda p, _: p.setenv("RAY_AUTH_MODE", "disabled")),
         (doctor.check_run_dir, lambda p, tmp: p.setenv("COTENANT_RUN_DIR", str(tmp / "new" / "dir"))),
-        (doctor.check_nvidia, lambda p, _: p.setattr(Path, "read_text", raises(FileNotFoundError()))),
         (
             lambda: doctor.check_limit("files", resource.RLIMIT_NOFILE, 4096, "-n"),
             lambda p, _: p.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2),

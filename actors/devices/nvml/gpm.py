@@ -25,6 +25,14 @@ METRICS = _PERCENT | _MIB_S
 _MIB = 1 << 20
 
 
+def why_not(asker: Asker, module: Any, board: Any, gpu_instance: int | None) -> str:
+    """Say why a device has no counters; empty when it has."""
+    counters = Gpm(asker, board, gpu_instance)
+    counters.read(module, 0.0)
+    counters.close()
+    return counters.why_not
+
+
 class Gpm:
     """The counters of one device; two samples, used in turn.
 

@@ -9,9 +9,9 @@ from cotenant.actors.devices.nvml.bounds import fraction, used_bytes
 from cotenant.actors.devices.nvml.library import INSUFFICIENT_SIZE, NOT_FOUND, SUCCESS, Asker, fields_of
 
 HOLD_S = 1.0  # the driver's longest sampling period: an older value tells nothing about now
-_UTIL = "nvmlDeviceGetProcessUtilization"
+UTILISATION = "nvmlDeviceGetProcessUtilization"
 # No process had anything to do; processes appeared between nvidia-ml-py's two calls; its way to say "no process".
-_NOTHING_NEW = frozenset({NOT_FOUND, INSUFFICIENT_SIZE, SUCCESS})
+NOTHING_NEW = frozenset({NOT_FOUND, INSUFFICIENT_SIZE, SUCCESS})
 _LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
 
 
@@ -37,7 +37,7 @@ class UtilisationHold:
 
     def update(self, asker: Asker, handle: Any, now_s: float) -> None:
         """Ask for what is new."""
-        samples = asker.ask(_UTIL, handle, self._seen_us, usual=_NOTHING_NEW)
+        samples = asker.ask(UTILISATION, handle, self._seen_us, usual=NOTHING_NEW)
         self.take(map(self._sample, samples or ()), now_s)
 
     def take(self, samples: Iterable[tuple[Any, ...]], now_s: float) -> None:
@@ -58,7 +58,7 @@ class UtilisationHold:
 
 def utilisation_is_told(asker: Asker) -> bool:
     """Whether the driver tells utilisation by process at all (not with MIG, not to everybody)."""
-    return asker.can(_UTIL)
+    return asker.can(UTILISATION)
 
 
 def read_memory(asker: Asker, handle: Any, total_bytes: int | None) -> dict[int, int | None] | None:
