@@ -2,7 +2,9 @@
 
 Compute: every resident's demand is estimated (forecast plus headroom; more when its share holds it back), a fall of the
 demand is believed only after ``patience_s``, and the GPU is divided by ``shares.divide``. Because patience works on
-the demand and not on the share, a division is always a consistent whole: shares never add up to more than 1.
+the demand and not on the share, a division is always a consistent whole: shares never add up to more than 1. When the
+demands add up to more than the GPU, a job that has used less for ``LEND_AFTER_S`` lends the rest, and has it back as
+soon as its share holds it back.
 
 Memory: reservations grow towards the forecast while there is room, and shrink only when somebody else could use what
 lies idle.
@@ -20,6 +22,7 @@ from cotenant.placement.shares import Claim, demand_of, divide, free_memory, gra
 from cotenant.placement.types import GpuView, Resident, Share
 
 GROWTH = 1.25  # a job held back by its share asks for at least this much more
+LEND_AFTER_S = 2.0  # what a job has not used for so long is lent: it has it back a second after it asks
 MEMORY_STEP = 16 << 20  # reservations are rounded up to whole steps, so that noise does not make them move
 MEMORY_SLACK = 0.05  # a reservation this much too large is left as it is
 
@@ -68,11 +71,13 @@ class ResizeMemory:
         held: The compute each job is planned with.
         memory_peak: Largest memory measured so far, bytes.
         memory_low_since: Since when the job has needed less memory than it has reserved, seconds.
+        used: The compute each job makes do with for now: what it does not use is lent to those that are short of it.
     """
 
     held: Mapping[str, HeldDemand] = field(default_factory=dict)
     memory_peak: Mapping[str, float] = field(default_factory=dict)
     memory_low_since: Mapping[str, float] = field(default_factory=dict)
+    used: Mapping[str, HeldDemand] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,17 @@ def resize_gpu(
         )
         for resident in gpu.residents
     }
-    compute = _compute_targets(gpu, held, settings)
+    used = {
+        resident.job_id: _hold(
+            memory.used.get(resident.job_id),
+            held[resident.job_id].demand,
+            _use(resident, usage.get(resident.job_id), held[resident.job_id].demand, settings),
+            now,
+            min(settings.patience_s, LEND_AFTER_S),
+        )
+        for resident in gpu.residents
+    }
+    compute = _compute_targets(gpu, held, used, settings)
     peaks = _peaks(gpu, usage, memory.memory_peak)
     needs = {r.job_id: _memory_need(r, usage.get(r.job_id), peaks.get(r.job_id), memory_margin) for r in gpu.residents}
     patience_s = settings.patience_s if memory_wanted else math.inf
@@ -130,8 +145,9 @@ def resize_gpu(
         share = replace(resident.share, compute=compute[job_id], memory_bytes=reserved[job_id])
         if share != resident.share:
             shares[job_id] = share
-            reasons[job_id] = _reason(resident, share, usage.get(job_id), settings)
-    return Resized(shares, reasons, ResizeMemory(held, peaks, low_since))
+            lends = share.compute < resident.share.compute and used[job_id].demand < held[job_id].demand
+            reasons[job_id] = _reason(resident, share, usage.get(job_id), settings, lends=lends)
+    return Resized(shares, reasons, ResizeMemory(held, peaks, low_since, used))
 
 
 def _demand(resident: Resident, signal: UsageSignal | None, settings: ResizeSettings) -> float:
@@ -143,6 +159,14 @@ def _demand(resident: Resident, signal: UsageSignal | None, settings: ResizeSett
         current = resident.share.compute
         demand = min(1.0, max(demand, current * GROWTH, current + settings.min_change))
     return demand
+
+
+def _use(resident: Resident, signal: UsageSignal | None, planned: float, settings: ResizeSettings) -> float:
+    """Return the compute the job makes do with now, in (0, 1]: what it is planned with, or less while it uses less."""
+    used = None if signal is None or not signal.measured or _held_back(signal, settings) else signal.util_mean
+    if used is None or not math.isfinite(used):
+        return planned
+    return min(planned, demand_of(used, resident.min_compute, GROWTH - 1.0))
 
 
 def _held_back(signal: UsageSignal, settings: ResizeSettings) -> bool:
@@ -163,10 +187,18 @@ def _hold(before: HeldDemand | None, current: float, demand: float, now: float, 
     return HeldDemand(peak) if demand >= peak else HeldDemand(peak, now, demand)
 
 
-def _compute_targets(gpu: GpuView, held: Mapping[str, HeldDemand], settings: ResizeSettings) -> dict[str, float]:
-    """Return the compute by job id: all new, or all as it is when nothing would change enough to be worth it."""
+def _compute_targets(
+    gpu: GpuView, held: Mapping[str, HeldDemand], used: Mapping[str, HeldDemand], settings: ResizeSettings
+) -> dict[str, float]:
+    """Return the compute by job id: all new, or all as it is when nothing would change enough to be worth it.
+
+    When the GPU cannot give everybody what it is planned with, those that use less lend what they do not use.
+    """
     most = {r.job_id: 1.0 if r.most_compute is None else round_down(r.most_compute) for r in gpu.residents}
-    claims = [Claim(r.min_compute, min(held[r.job_id].demand, most[r.job_id]), r.weight) for r in gpu.residents]
+    wanted = {job_id: min(each.demand, most[job_id]) for job_id, each in held.items()}
+    if math.fsum(wanted.values()) > 1.0:
+        wanted = {job_id: min(demand, used[job_id].demand) for job_id, demand in wanted.items()}
+    claims = [Claim(r.min_compute, wanted[r.job_id], r.weight) for r in gpu.residents]
     current = {resident.job_id: resident.share.compute for resident in gpu.residents}
     parts = dict(zip(current, divide(claims, settings.min_compute), strict=True))
     targets = {job_id: min(part, most[job_id]) for job_id, part in parts.items()}
@@ -228,12 +260,16 @@ def _memory_need(resident: Resident, signal: UsageSignal | None, peak: float | N
     return wanted if resident.most_memory is None else min(wanted, resident.most_memory)
 
 
-def _reason(resident: Resident, share: Share, signal: UsageSignal | None, settings: ResizeSettings) -> str:
+def _reason(
+    resident: Resident, share: Share, signal: UsageSignal | None, settings: ResizeSettings, *, lends: bool
+) -> str:
     parts: list[str] = []
     before, after = resident.share, share
     if after.compute != before.compute:
         if after.compute > before.compute and signal is not None and _held_back(signal, settings):
             why = f"held back {signal.throttled_fraction:.0%} of the time"
+        elif lends:
+            why = "lends what it does not use"
         elif signal is not None and signal.measured:
             why = f"forecast p95 of its demand {signal.util_p95:.2f}"
         else:

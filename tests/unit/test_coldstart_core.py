@@ -281,7 +281,7 @@ def test_the_refusal_of_one_program_is_not_that_of_another() -> None:
     hints = {"gpu_memory": GIB, "compute": 0.3}
     made.run(spec("resident", **hints))
     for name in ("bad", "good"):
-        made.core.state.learn(f"fp-{name}", profile(0.3))
+        made.core.state.learn(f"fp-{name}", profile(0.3), "cpu-1")
     made.submit(spec("bad", **hints), spec("good", **hints), spec("unknown1"), spec("unknown2"))
     assert [made.state(name) for name in ("bad", "good")] == ["QUEUED", "STARTING"]
     refused = made.core.state.refused

@@ -101,8 +101,8 @@ def side_by_side(deadline_in_s: float) -> Driver:
     """Two busy jobs that want a whole GPU each; "a" has a deadline and says how long it runs alone."""
     driver = Driver(host())
     light = {"gpu_memory": GIB, "max_slowdown": 10.0}
-    driver.core.state.learn("fp-a", profile(0.4, GIB))
-    driver.core.state.learn("fp-b", profile(0.4, GIB))
+    driver.core.state.learn("fp-a", profile(0.4, GIB), "cpu-1")
+    driver.core.state.learn("fp-b", profile(0.4, GIB), "cpu-1")
     driver.run(spec("a", deadline_s=driver.now + deadline_in_s, expected_duration_s=100.0, **light), spec("b", **light))
     return driver
 

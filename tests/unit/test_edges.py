@@ -177,7 +177,7 @@ def test_gpus_that_are_all_different() -> None:
 
 def test_the_same_id_twice_is_one_job() -> None:
     driver = Driver(host())
-    driver.core.state.learn("fp-a", profile())
+    driver.core.state.learn("fp-a", profile(), "cpu-1")
     driver.submit(spec("a"), spec("a"))
     assert started(driver) == {"h1-0": 1}
 

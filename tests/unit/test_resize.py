@@ -22,9 +22,15 @@ Signals = Mapping[str, UsageSignal]
 
 
 def signal(
-    p95: float = 0.3, throttled: Reading = 0.0, p99: Reading = None, peak: Reading = None, measured: bool = True
+    p95: float = 0.3,
+    throttled: Reading = 0.0,
+    p99: Reading = None,
+    peak: Reading = None,
+    measured: bool = True,
+    *,
+    used: Reading = None,
 ) -> UsageSignal:
-    return UsageSignal(p95, p95, throttled, p99, peak, measured)
+    return UsageSignal(p95, p95 if used is None else used, throttled, p99, peak, measured)
 
 
 class Loop:
@@ -125,6 +131,41 @@ def test_a_dip_shorter_than_patience_leaves_no_trace() -> None:
     loop.ticks(PATIENCE + 2, steady)
     for _ in range(5):
         assert not any(r.shares for r in [*loop.ticks(PATIENCE - 1, dip), *loop.ticks(1, steady)])
+
+
+def test_what_is_not_used_is_lent_to_who_is_short_and_given_back_at_once() -> None:
+    """Both are forecast to want nearly all; "a" is quiet for a while, then not."""
+    loop = Loop(two())
+    busy = {"a": signal(0.9, 0.4, used=0.5), "b": signal(0.9, 0.4, used=0.5)}
+    loop.ticks(PATIENCE + 2, busy)
+    assert loop.compute() == {"a": 0.5, "b": 0.5}
+    quiet = {"a": signal(0.9, used=0.1), "b": signal(0.9, 0.4, used=0.5)}
+    results = loop.ticks(4, quiet)
+    assert [bool(result.shares) for result in results] == [False, False, True, False]
+    assert "lends what it does not use" in results[2].reasons["a"]
+    assert loop.compute()["a"] == pytest.approx(0.125, abs=0.02)
+    loop.tick({**quiet, "a": signal(0.9, 0.7, used=0.12)})
+    assert loop.compute() == {"a": 0.5, "b": 0.5}
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        pytest.param({"a": signal(0.4, used=0.1), "b": signal(0.4, used=0.4)}, id="there is enough for everybody"),
+        pytest.param({"a": signal(0.9, used=math.nan), "b": signal(0.9, 0.4)}, id="not known what it uses"),
+        pytest.param({"a": signal(0.9, 0.1, used=0.1), "b": signal(0.9, 0.4)}, id="it is held back itself"),
+    ],
+)
+def test_nothing_is_lent(quiet: Signals) -> None:
+    loop = Loop(two())
+    loop.ticks(2 * PATIENCE, quiet)
+    assert loop.compute()["a"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_guarantee_is_not_lent() -> None:
+    loop = Loop(gpu("g0", resident("a", compute=0.5, min_compute=0.4), resident("b", compute=0.5)))
+    loop.ticks(PATIENCE, {"a": signal(0.9, used=0.0), "b": signal(0.9, 0.4)})
+    assert loop.compute()["a"] >= 0.4 - 1 / 4096
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])

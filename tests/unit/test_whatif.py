@@ -34,7 +34,7 @@ class TestPlan:
     def test_it_predicts_slowdown_and_saving(self) -> None:
         driver = Driver(host())
         driver.run(half("n"))
-        driver.core.state.learn("fp-a", profile(util=0.3))
+        driver.core.state.learn("fp-a", profile(util=0.3), "cpu-1")
         view = whatif.plan(driver.core, [half("a")], now=driver.now)
         assert view.jobs[0].slowdown_predicted is not None
         assert list(view.jobs[0].neighbours) == ["n"]
@@ -94,7 +94,7 @@ class TestOtherSettings:
 
     def test_running_jobs_that_are_still_being_measured_are_not_counted_against_it(self) -> None:
         driver = Driver(host())
-        driver.core.state.learn("fp-a", profile(util=0.2, memory=GIB))
+        driver.core.state.learn("fp-a", profile(util=0.2, memory=GIB), "cpu-1")
         driver.run(spec("a"))
         assert tried(driver, packing_bias=1.0).affected == []
 
