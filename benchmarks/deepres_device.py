@@ -146,6 +146,7 @@ class _Loop:
         self._live: dict[str, _Live] = {}
         self._rng = np.random.default_rng(seed)
         self._window_at = 0.0
+        self._measures = settings.placement.policy != "static"  # which looks at nothing that is measured
         gpu = Gpu("gpu-0", "host", "simulated", 0, memory_bytes)
         self._tell([HostJoined(Host("host", "host", (gpu,), joined_at=0.0))])
 
@@ -172,7 +173,7 @@ class _Loop:
             if not live.running and live.begins_at <= now:
                 live.running, live.outcome.started_s = True, now
                 events.append(JobStarted(job_id, live.epoch, "host"))
-        if now - self._window_at >= WINDOW_S:
+        if self._measures and now - self._window_at >= WINDOW_S:
             self._window_at = now
             events.append(MeasurementsReported("host", tuple(self._measured())))
         self._tell(events)

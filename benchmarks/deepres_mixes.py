@@ -9,7 +9,7 @@ an equal third of the device means for a program that could fill it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from deepres_device import Application, Phase, Work
@@ -27,8 +27,13 @@ class Mix:
     equal: bool = True
 
 
-def mixes(seed: int) -> list[Mix]:
-    """Return all mixes; phases, sensitivities and arrivals vary with the seed by up to a fifth."""
+def mixes(seed: int, length: float = 1.0) -> list[Mix]:
+    """Return all mixes; phases, sensitivities and arrivals vary with the seed by up to a fifth.
+
+    Args:
+        seed: The seed.
+        length: How long jobs are, relative to the full benchmark.
+    """
     rng = np.random.default_rng((seed, 5))
 
     def about(value: float) -> float:
@@ -43,7 +48,17 @@ def mixes(seed: int) -> list[Mix]:
     def together(*apps: Application) -> tuple[Work, ...]:
         return tuple(Work(each, LONG_S, hints=THREE) for each in apps)
 
-    return [made(app, about, together) for made in _MIXES]
+    return [_of_length(made(app, about, together), length) for made in _MIXES]
+
+
+def _of_length(mix: Mix, length: float) -> Mix:
+    if length == 1.0 or any(work.submit_s for work in mix.works):  # a stream of short jobs stays as it is
+        return mix
+    works = (
+        replace(work, solo_s=work.solo_s * length, deadline_s=work.deadline_s and work.deadline_s * length)
+        for work in mix.works
+    )
+    return replace(mix, works=tuple(works))
 
 
 _App = Callable[..., Application]
