@@ -19,7 +19,7 @@ from cotenant.actors.messages import WindowBatch
 from cotenant.actors.models import ModelShelf
 from cotenant.actors.watch import PredictionLog, Watch
 from cotenant.configs.settings import Settings
-from cotenant.forecasting.profiles import ProfileBook
+from cotenant.forecasting.profiles import ProfileBook, on_type
 from cotenant.forecasting.signatures import accepted, brief
 from cotenant.forecasting.types import DemandProfile, Forecast, JobMeasurement, Signature
 from cotenant.scheduler.core.events import EvidenceGathered, MeasurementsReported
@@ -163,7 +163,7 @@ class Prm:
         """Tell the forecaster what earlier runs of a program showed, before its first window."""
         for signature in signatures:
             if signature.job_id not in self._jobs_on_host.get(batch.host_id, set()):
-                program = _on(batch.fingerprints[signature.job_id], batch.gpu_types.get(signature.gpu_id, ""))
+                program = on_type(batch.fingerprints[signature.job_id], batch.gpu_types.get(signature.gpu_id, ""))
                 self._forecaster.prime(signature.job_id, self._book.profile(None, program))
 
     def _learn(self, batch: WindowBatch, signatures: Sequence[Signature]) -> _Look:
@@ -174,8 +174,8 @@ class Prm:
         briefs = [brief(signature) for signature in signatures]  # an hour of details would not fit into memory
         for signature in briefs:
             gpu_type = batch.gpu_types.get(signature.gpu_id, "")
-            known_as = replace(signature, job_id=_on(signature.job_id, gpu_type))
-            self._book.observe(known_as, _on(batch.fingerprints[signature.job_id], gpu_type))
+            known_as = replace(signature, job_id=on_type(signature.job_id, gpu_type))
+            self._book.observe(known_as, on_type(batch.fingerprints[signature.job_id], gpu_type))
             self._jobs.setdefault(signature.job_id, deque(maxlen=KEEP_WINDOWS)).append(signature)
         profiles = {
             signature.job_id: self._profile(batch, signature.job_id, batch.gpu_types.get(signature.gpu_id, ""))
@@ -191,7 +191,7 @@ class Prm:
 
     def _profile(self, batch: WindowBatch, job_id: str, gpu_type: str) -> DemandProfile:
         fingerprint = batch.fingerprints[job_id]
-        known = self._book.profile(_on(job_id, gpu_type), _on(fingerprint, gpu_type))
+        known = self._book.profile(on_type(job_id, gpu_type), on_type(fingerprint, gpu_type))
         return replace(known, fingerprint=fingerprint, family=batch.families.get(job_id, ""))
 
     def _tell_scheduler(self, look: _Look, forecasts: Mapping[str, Forecast]) -> None:
@@ -254,11 +254,6 @@ class Prm:
         except OSError as error:
             _log(f"{self._path} cannot be written ({error}); trying again")
         self._evidence.save()
-
-
-def _on(name: str, gpu_type: str) -> str:
-    """The key of what a job or program does on GPUs of one type: its rate there says nothing about another."""
-    return f"{name} on {gpu_type}" if gpu_type else name
 
 
 def _own_handle() -> Any:

@@ -17,6 +17,7 @@ from cotenant.forecasting.interference.learned import OTHER_TYPE_WIDENS, Learned
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.interference.rule import UtilisationRule
 from cotenant.forecasting.interference.table import BANDWIDTH, MEMORY, STEP, UTIL, Floats, Ints, Jobs, PairTable
+from cotenant.forecasting.profiles import on_type
 from cotenant.forecasting.training.interference import fit_pairs
 from cotenant.forecasting.types import DemandProfile
 
@@ -136,7 +137,7 @@ def across_sets(case: Case, others: list[Case]) -> Iterator[Row]:
 
 def _renamed(case: Case) -> PairTable:
     table = case.ours
-    return replace(table, jobs=replace(table.jobs, ids=tuple(f"{name} on {case.name}" for name in table.jobs.ids)))
+    return replace(table, jobs=replace(table.jobs, ids=tuple(on_type(name, case.name) for name in table.jobs.ids)))
 
 
 def _pooled(cases: list[Case]) -> PairTable:

@@ -192,6 +192,14 @@ def from_hints(compute: float | None, memory: int | None) -> DemandProfile:
     return DemandProfile(util_mean=util, util_p95=util, memory_bytes=memory, source="hints" if known else "unknown")
 
 
+def on_type(name: str, gpu_type: str) -> str:
+    """The key of what a job or program does on GPUs of one type: its rate there says nothing about another.
+
+    The name itself where one of the two is not known.
+    """
+    return f"{name} on {gpu_type}" if name and gpu_type else name
+
+
 def _advance(job: _JobRecord, signature: Signature) -> bool:
     """Count a window with steps and return whether the job is past its warm-up."""
     if finite(signature.step_rate) and signature.step_rate > 0.0:

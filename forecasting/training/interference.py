@@ -30,6 +30,7 @@ from cotenant.forecasting.interference.observations import FEATURES, MOST_THROUG
 from cotenant.forecasting.interference.physics import SHARES_START, Physics
 from cotenant.forecasting.interference.posterior import TAILS, Posterior, solve, solve_robustly
 from cotenant.forecasting.interference.table import DEMANDS, STEP, UTIL, Floats, Ints, Jobs, PairTable
+from cotenant.forecasting.profiles import on_type
 from cotenant.forecasting.types import DemandProfile
 
 LEAST_ROWS = 12  # below, there is nothing to learn a model from
@@ -311,7 +312,7 @@ def _features_of(observations: Sequence[Observation]) -> tuple[str, ...]:
 
 def _on_its_type(each: Observation) -> Observation:
     def named(job: DemandProfile) -> DemandProfile:
-        return replace(job, fingerprint=f"{job.fingerprint} on {each.gpu_type}" if job.fingerprint else "")
+        return replace(job, fingerprint=on_type(job.fingerprint, each.gpu_type))
 
     return replace(each, focal=named(each.focal), others=tuple(map(named, each.others)))
 

@@ -73,7 +73,8 @@ class GuardedInterference:
         self._rule = UtilisationRule()
         self._answers: dict[_Question, Sequence[ThroughputPrediction]] = {}
         self._numbers: dict[DemandProfile, int] = {}
-        self._places: dict[DemandProfile, int] = {}
+        self._places: dict[DemandProfile, int] = {}  # of rounded profiles
+        self._asked: list[DemandProfile] = []  # those profiles, by number
 
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
         """See ``InterferencePredictor``."""
@@ -84,10 +85,11 @@ class GuardedInterference:
     ) -> list[Sequence[ThroughputPrediction]]:
         """See ``BatchInterferencePredictor``. What was answered before is not asked again."""
         if len(self._numbers) > REMEMBERED or len(self._answers) > REMEMBERED:
-            self._numbers, self._places, self._answers = {}, {}, {}
-        questions: list[_Question] = [(gpu_type, *map(self._known, members)) for members in candidates]
-        new = {each: members for each, members in zip(questions, candidates, strict=True) if each not in self._answers}
-        asked = [tuple(map(_rounded, members)) for members in new.values()]
+            self._numbers, self._places, self._asked, self._answers = {}, {}, [], {}
+        numbered = [tuple(map(self._known, members)) for members in candidates]
+        questions: list[_Question] = [(gpu_type, *numbers) for numbers in numbered]
+        new = {each: numbers for each, numbers in zip(questions, numbered, strict=True) if each not in self._answers}
+        asked = [tuple(self._asked[number] for number in numbers) for numbers in new.values()]
         answers = self._ask(asked, gpu_type) if new else []
         fresh = dict(zip(new, answers, strict=True))
         found = [fresh[each] if each in fresh else self._answers[each] for each in questions]
@@ -98,7 +100,10 @@ class GuardedInterference:
         """The number of a profile: those that round to the same have the same."""
         number = self._numbers.get(profile)
         if number is None:
-            number = self._numbers[profile] = self._places.setdefault(_rounded(profile), len(self._places))
+            rounded = _rounded(profile)
+            number = self._numbers[profile] = self._places.setdefault(rounded, len(self._places))
+            if number == len(self._asked):
+                self._asked.append(rounded)
         return number
 
     def _ask(
