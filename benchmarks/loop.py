@@ -1,0 +1,215 @@
+"""The whole loop on a running cotenant: from a change of a job's demand to its new share, and what that is worth.
+
+Two real jobs share one core. One changes between training without a pause and waiting for its input most of the time,
+every 8 to 12 s; its neighbour trains without a pause. The profiler looks ten times a second, a window is told to the
+PRM every second, its forecast goes to the scheduler, and the new share into the share word. ``reaction`` is the time
+from the job's change of phase to the first change of its share word in that direction, ``settled`` to nine tenths of
+the way to where it is at the end of the phase. A fall is believed after ``resize.patience_s``; a rise at once.
+
+The same two programs run for the same time with fixed halves (``static``), with shares that follow what was measured
+(``reactive``: an exponentially weighted quantile, no forecast beyond it) and with the forecasts that ship
+(``cotenant``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from common import Row, options, write_report
+
+from cotenant.actors.shim.shareword import ShareReader
+from cotenant.scheduler.names import prepare_ray_environment
+
+SECONDS, QUICK_SECONDS = 120.0, 30.0
+LEAST_CHANGE = 0.02  # resize.min_change
+POLL_S = 0.01
+METHODS: dict[str, dict[str, Any]] = {
+    "static": {"placement": {"policy": "static", "static_slots": 2}},
+    "reactive": {"prediction": {"demand": "ewquantile"}},
+    "cotenant": {},
+}
+# Arguments: seconds to run, where to write, seed of the phases ("-" = no phases). Reads the clock that the share word's
+# reader reads, too. One line per phase, and the steps at the end.
+PROGRAM = """
+import json, random, sys, time, torch
+seconds, path, seed = float(sys.argv[1]), sys.argv[2], sys.argv[3]
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+batch = torch.randn(64, 256)
+phases = random.Random(seed)
+began = change = time.monotonic()
+busy, steps, told = True, 0, []
+while (now := time.monotonic()) < began + seconds:
+    if seed != "-" and now >= change:
+        busy = not busy
+        told.append([now, busy])
+        change = now + phases.uniform(8.0, 12.0)
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+    steps += 1
+    if not busy:
+        time.sleep(0.02)
+with open(path, "w") as file:
+    json.dump({"phases": told, "steps": steps}, file)
+"""
+
+
+class Change(NamedTuple):
+    """One change of the share word: when (monotonic), and the compute from then on."""
+
+    at: float
+    compute: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one method gave: phases (when, busy) and shares of the job that changes, steps of both."""
+
+    phases: list[tuple[float, bool]]
+    changes: list[Change]
+    steps: tuple[int, int]
+
+
+def main() -> None:
+    """Run the benchmark."""
+    arguments = options(__doc__.partition("\n")[0]).parse_args()
+    seconds = QUICK_SECONDS if arguments.quick else SECONDS
+    methods = ["cotenant"] if arguments.quick else list(METHODS)
+    runs = {method: measure(method, seconds) for method in methods}
+    rows = [row for method in methods if method != "static" for row in reactions(method, runs[method])]
+    if "static" in runs:
+        rows += [row for method in methods for row in benefits(method, runs)]
+    write_report("loop", rows, arguments.json)
+
+
+def reactions(method: str, run: Run) -> list[Row]:
+    """Return how long shares took to follow demand."""
+    rows = []
+    for busy, case in ((True, "demand rises"), (False, "demand falls")):
+        first, settled = followed(run, busy)
+        missed = sum(1 for seconds in first if seconds is None)
+        for metric, found in (("reaction", first), ("settled", settled)):
+            known = [seconds for seconds in found if seconds is not None]
+            for percent in (50, 99) if known else ():
+                value = float(np.percentile(known, percent))
+                label = f"{case}, n={len(known)}, never: {missed}"
+                rows.append(Row(label, method, f"{metric}, p{percent}", value, "s", float(np.std(known))))
+    return rows
+
+
+def followed(run: Run, busy: bool) -> tuple[list[float | None], list[float | None]]:
+    """Return, per phase of this kind, seconds to the first change and to nine tenths of the way; None = never."""
+    ends = [at for at, _ in run.phases[1:]] + [run.changes[-1].at if run.changes else 0.0]
+    sign = 1.0 if busy else -1.0
+    first: list[float | None] = []
+    settled: list[float | None] = []
+    for (at, is_busy), end in zip(run.phases, ends, strict=True):
+        before = [change.compute for change in run.changes if change.at <= at]
+        within = [change for change in run.changes if at < change.at <= end]
+        if is_busy is not busy or not before or at == run.phases[0][0]:
+            continue  # while the first phase begins, the jobs are still being placed
+        moved = [change for change in within if sign * (change.compute - before[-1]) >= LEAST_CHANGE]
+        way = within[-1].compute - before[-1] if within else 0.0
+        there = [
+            change for change in within if sign * way > 0 and sign * (change.compute - before[-1]) >= 0.9 * sign * way
+        ]
+        first.append(moved[0].at - at if moved else None)
+        settled.append(there[0].at - at if there else None)
+    return first, settled
+
+
+def benefits(method: str, runs: dict[str, Run]) -> list[Row]:
+    """Return how much was done, relative to fixed halves."""
+    ratios = [mine / fixed for mine, fixed in zip(runs[method].steps, runs["static"].steps, strict=True)]
+    names = ("job whose demand changes", "its neighbour")
+    rows = [
+        Row(name, method, "steps relative to static", ratio, "1") for name, ratio in zip(names, ratios, strict=True)
+    ]
+    return [*rows, Row("both, mean", method, "steps relative to static", float(np.mean(ratios)), "1")]
+
+
+def measure(method: str, seconds: float) -> Run:
+    """Start a cotenant with this method's settings, run both jobs and watch the share word of the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(COTENANT_HOME=f"{folder}/home", COTENANT_RUN_DIR=f"{folder}/run")
+        prepare_ray_environment(local=True)
+        return _measure(method, seconds, Path(folder))
+
+
+def _measure(method: str, seconds: float, folder: Path) -> Run:
+    import ray  # noqa: PLC0415 - after the environment it reads is set
+
+    from cotenant.actors import cluster  # noqa: PLC0415
+    from cotenant.configs.settings import Settings  # noqa: PLC0415
+    from cotenant.scheduler.client import Client  # noqa: PLC0415
+    from cotenant.scheduler.hints import parse_hints  # noqa: PLC0415
+    from cotenant.scheduler.names import NAMESPACE  # noqa: PLC0415
+
+    common: dict[str, Any] = {"api": {"enabled": False}, "device": {"backend": "cpu", "count": 1}}
+    settings = Settings.model_validate({**common, "placement": {"packing_bias": 1.0}, **METHODS[method]})
+    ray.init(address="local", num_gpus=1, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+    try:
+        cluster.up(None, False, settings, None)
+        with Client.connect() as client:
+            hints = {"compute": 0.05, "gpu_memory": "600MiB", "max_slowdown": 10}
+            outputs = [folder / "changing.json", folder / "steady.json"]
+            for name, path, seed in (("changing", outputs[0], "7"), ("steady", outputs[1], "-")):
+                command = [sys.executable, "-c", PROGRAM, str(seconds), str(path), seed]
+                client.submit(command, parse_hints(hints, time.time()), name=name, job_id=name, cwd=str(folder))
+            with Watch(folder / "run", "changing") as watch:
+                for job_id in ("changing", "steady"):
+                    view = client.wait(job_id, seconds + 120.0)
+                    if view.exit_code != 0:
+                        raise RuntimeError(f"job {job_id}: {view.reason}")
+        cluster.down(force=True)
+    finally:
+        ray.shutdown()
+    changing, steady = (json.loads(path.read_text(encoding="utf-8")) for path in outputs)
+    phases = [(float(at), bool(busy)) for at, busy in changing["phases"]]
+    return Run(phases, watch.changes, (changing["steps"], steady["steps"]))
+
+
+class Watch:
+    """Looks at the share word of a job every 10 ms and notes its changes."""
+
+    def __init__(self, run_dir: Path, job_id: str) -> None:
+        self.changes: list[Change] = []
+        self._run_dir = run_dir
+        self._job_id = job_id
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        reader = self._reader()
+        while reader is not None and not self._stop.wait(POLL_S):
+            share = reader.read()
+            if share is not None and (not self.changes or share.compute != self.changes[-1].compute):
+                self.changes.append(Change(time.monotonic(), share.compute))
+
+    def _reader(self) -> ShareReader | None:
+        while not self._stop.wait(POLL_S):
+            for path in self._run_dir.glob(f"*/*/{self._job_id}.*/share"):
+                return ShareReader(str(path), 0)
+        return None
+
+
+if __name__ == "__main__":
+    main()
