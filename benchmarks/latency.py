@@ -59,7 +59,9 @@ def measure(warm: int, cold: int) -> tuple[list[float], list[float]]:
 
     ray.init(address="local", num_gpus=1, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
     try:
-        cluster.up(None, False, Settings(api=ApiSettings(enabled=False), device=DeviceSettings(count=1)), None)
+        cluster.up(
+            None, False, Settings(api=ApiSettings(enabled=False), device=DeviceSettings(backend="cpu", count=1)), None
+        )
         with Client.connect() as client:
             once(client)  # the first job reads the interpreter from disk
             warm_seconds = [once(client) for _ in range(warm)]

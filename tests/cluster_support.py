@@ -15,6 +15,9 @@ RAY_ENVIRONMENT = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 
+# What the NVIDIA node of the tests has, as lines of the stand-in for NVML.
+GPUS = tuple(f"gpu {index} uuid=GPU-{name} name=NVIDIA_H100 total={16 << 30}" for index, name in enumerate("ab"))
+
 
 def free_port() -> int:
     """A port nobody listens on: Ray leaks a socket when its dashboard port is taken, an error to pytest."""

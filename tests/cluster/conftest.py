@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_support import RAY_ENVIRONMENT, free_port
+from cluster_support import GPUS, RAY_ENVIRONMENT, free_port
+from nvml_standin import Standin
 from support import wait_until
 
 from cotenant.actors.learning import ENOUGH_TO_TRAIN
@@ -34,7 +35,7 @@ from cotenant.scheduler.views import JobView
 TEST_SETTINGS = Settings(
     lease=LeaseSettings(ttl_s=4.0, client_ttl_s=3.0, stop_grace_s=1.0),
     placement=PlacementSettings(profile_s=2.0),
-    device=DeviceSettings(memory_bytes=2 << 30),
+    device=DeviceSettings(backend="cpu", memory_bytes=2 << 30),
     api=ApiSettings(enabled=False),
 )
 
@@ -146,6 +147,30 @@ def single(ray_environment: None, tmp_path_factory: pytest.TempPathFactory) -> I
     deployment = start_deployment(tmp_path_factory.mktemp("single"), head_gpus=2)
     yield deployment
     stop_deployment(deployment)
+
+
+@pytest.fixture(scope="module")
+def nvidia_standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
+    """The hardware of the ``nvidia`` host."""
+    standin = Standin(tmp_path_factory.mktemp("standin"))
+    standin.set(*GPUS)
+    return standin
+
+
+@pytest.fixture(scope="module")
+def nvidia(
+    ray_environment: None, nvidia_standin: Standin, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
+    """One host with two NVIDIA GPUs, played by the stand-in for NVML."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in nvidia_standin.environment.items():
+            patch.setenv(name, value)
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        settings = TEST_SETTINGS.model_copy(update={"device": DeviceSettings()})
+        deployment = start_deployment(tmp_path_factory.mktemp("nvidia"), head_gpus=2, settings=settings)
+        yield deployment
+        nvidia_standin.set(*GPUS)
+        stop_deployment(deployment)
 
 
 @pytest.fixture(scope="module")
