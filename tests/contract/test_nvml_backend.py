@@ -387,6 +387,14 @@ def test_a_call_that_never_returns_holds_up_one_gpu_only(host: Host) -> None:
     until(backend, all_read, "the GPU to be used again")
 
 
+def test_an_instance_that_is_destroyed_takes_no_other_with_it(host: Host) -> None:
+    backend = host.start(*MIG, visible="0")
+    until(backend, all_read, "both instances to be read")
+    host.show(*(line for line in MIG if "MIG-a" not in line))
+    sample = until(backend, lambda sample: device(sample, "MIG-a").lost, "its loss to be seen")
+    assert (device(sample, "MIG-d").lost, device(sample, "MIG-d").memory_bytes) == (False, GIB)
+
+
 @pytest.mark.parametrize(
     ("broken", "says", "mended"),
     [

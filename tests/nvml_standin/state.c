@@ -187,5 +187,6 @@ nvmlReturn_t enter(const char *function, nvmlDevice_t device) {
     }
     if (trouble) return trouble->rc;
     if (device && !state.gpus[gpu].present) return INVALID;
+    if (device && device->slot >= 0 && !state.gpus[gpu].instances[device->slot].uuid[0]) return NOT_FOUND;
     return SUCCESS;
 }

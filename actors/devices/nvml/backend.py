@@ -52,7 +52,8 @@ class _Station:
         self._arrivals = arrivals
         self._asked_s = now_s - PASS_S
         self._newest: Pass | None = None
-        self._answered_s = now_s  # when every device last told its memory, or the GPU was first asked
+        # When each device last told its memory, or was first asked.
+        self._answered_s = {gpu.gpu_id: now_s for gpu in found.gpus}
 
     @property
     def cost_s(self) -> float:
@@ -80,8 +81,7 @@ class _Station:
             raise RuntimeError(f"GPU {self.board.uuid} cannot be read") from error
         self.fresh = True
         self._newest = answer
-        if answer.devices and all(each.answered for each in answer.devices.values()):
-            self._answered_s = answer.at_s
+        self._answered_s |= {uuid: answer.at_s for uuid, each in answer.devices.items() if each.answered}
 
     def readings(self, gpu_id: str, now_s: float) -> Readings:
         """Return what the device said last, as far as it is of use."""
@@ -89,11 +89,11 @@ class _Station:
             return _NOTHING
         return self._newest.devices.get(gpu_id, _NOTHING)
 
-    def trouble(self, now_s: float) -> tuple[bool, str]:
-        """Return whether the GPU must be drained, and what is wrong with it."""
+    def trouble(self, gpu_id: str, now_s: float) -> tuple[bool, str]:
+        """Return whether a device must be drained, and what is wrong with it."""
         if self._newest is not None and self._newest.fault:
             return True, self._newest.fault
-        silent_s = now_s - self._answered_s
+        silent_s = now_s - self._answered_s[gpu_id]
         if silent_s <= SILENT_S:
             return False, ""
         return silent_s > SILENT_LOST_S, f"the driver has not answered for {silent_s:.1f} s"
@@ -230,7 +230,7 @@ class NvmlBackend:
 
     def _device_sample(self, gpu_id: str, readings: Readings, now_s: float) -> DeviceSample:
         station = self._at[gpu_id]
-        lost, trouble = station.trouble(now_s)
+        lost, trouble = station.trouble(gpu_id, now_s)
         if lost or trouble:
             return DeviceSample(gpu_id, util=None, memory_bytes=None, lost=lost, note=trouble)
         return DeviceSample(

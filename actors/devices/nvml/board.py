@@ -178,8 +178,9 @@ class _Open:
         self._asker = Asker(library)
         self._devices = {}
         for part in parts:
-            handle = library.call("nvmlDeviceGetHandleByUUID", part.uuid) if part.mig else self._handle
-            self._devices[part.uuid] = _Device(library, self._handle, handle, part)
+            handle = self._asker.ask("nvmlDeviceGetHandleByUUID", part.uuid) if part.mig else self._handle
+            if handle is not None:  # an instance may have been destroyed: it has no readings, the others have
+                self._devices[part.uuid] = _Device(library, self._handle, handle, part)
         self._counters = Counters(library.module)
         self._health = Health(self._asker, self._handle, library.module)
         self._counters_due, self._slow_due = _Due(COUNTERS_S), _Due(SLOW_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +40,13 @@ class FoundBoard:
 
 @dataclass(slots=True)
 class _Candidate:
-    """A GPU in NVML's order. ``whole`` None: it does not answer."""
+    """A GPU in NVML's order. ``whole`` None: it does not answer, ``note`` says why."""
 
     whole: Description | None
     instances: list[Description]
     mig: bool
     watchdog: Watchdog
+    note: str = ""
 
 
 def find_boards(
@@ -64,24 +67,13 @@ def find_boards(
         NvmlFailure: The driver does not even count its GPUs.
         ValueError: A device has less memory than ``memory_bytes``.
     """
-    notes: list[str] = []
-    candidates = [_look(library, index, notes) for index in range(library.call("nvmlDeviceGetCount"))]
-    boards = [
-        VisibleBoard(each.whole.uuid if each.whole else "", tuple(i.instance for i in each.instances if i.instance))
-        for each in candidates
-    ]
-    chosen: dict[int, list[Description]] = {}
-    for named in visible_devices(visible, boards):
-        candidate = candidates[named.index]
-        if count is not None and len(chosen) == count and named.index not in chosen:
-            break
-        devices = candidate.instances if candidate.mig else [candidate.whole] if candidate.whole else []
-        wanted = [each for each in devices if named.instance in (None, each.uuid)]
-        mine = chosen.setdefault(named.index, [])
-        mine += [each for each in wanted if each not in mine]
+    indices = range(library.call("nvmlDeviceGetCount"))
+    with ThreadPoolExecutor(max_workers=max(1, len(indices))) as pool:  # one that hangs holds up no other
+        candidates = list(pool.map(lambda index: _look(library, index), indices))
+    notes = [each.note for each in candidates if each.note]
     found: list[FoundBoard] = []
     position = 0
-    for index, devices in chosen.items():
+    for index, devices in _chosen(candidates, visible, count).items():
         candidate = candidates[index]
         gpus = []
         for device in devices:
@@ -102,19 +94,35 @@ def find_boards(
     return found, notes
 
 
+def _chosen(candidates: Sequence[_Candidate], visible: str | None, count: int | None) -> dict[int, list[Description]]:
+    """The devices that are to be managed, by the index of their GPU, in order."""
+    boards = [
+        VisibleBoard(each.whole.uuid if each.whole else "", tuple(i.instance for i in each.instances if i.instance))
+        for each in candidates
+    ]
+    chosen: dict[int, list[Description]] = {}
+    for named in visible_devices(visible, boards):
+        candidate = candidates[named.index]
+        if count is not None and len(chosen) == count and named.index not in chosen:
+            break
+        devices = candidate.instances if candidate.mig else [candidate.whole] if candidate.whole else []
+        mine = chosen.setdefault(named.index, [])
+        mine += [each for each in devices if named.instance in (None, each.uuid) and each not in mine]
+    return chosen
+
+
 def _part(device: Description) -> Part:
     instance = device.instance
     return Part(device.uuid, instance is not None, None if instance is None else instance.gpu_instance)
 
 
-def _look(library: Library, index: int, notes: list[str]) -> _Candidate:
+def _look(library: Library, index: int) -> _Candidate:
     """Look at one GPU, in the thread that will read it."""
     watchdog = Watchdog(f"GPU {index}")
     try:
         whole, instances, mig = watchdog.call(TIMEOUT_S, _describe, library, index)
     except (NvmlFailure, Hung) as error:
-        notes.append(f"GPU {index} is left out: {error}")
-        return _Candidate(None, [], False, watchdog)
+        return _Candidate(None, [], False, watchdog, f"GPU {index} is left out: {error}")
     return _Candidate(whole, instances, mig, watchdog)
 
 
