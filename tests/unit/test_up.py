@@ -10,7 +10,8 @@ import ray
 from fake_client import FakeClient
 
 from cotenant.actors import cluster
-from cotenant.configs.settings import Settings
+from cotenant.configs.settings import DeviceSettings, Settings
+from cotenant.scheduler.errors import CotenantError
 
 
 def test_hosts_that_the_journal_remembers_but_that_are_gone_are_not_counted(
@@ -27,3 +28,28 @@ def test_hosts_that_the_journal_remembers_but_that_are_gone_are_not_counted(
     monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
     report = cluster._finish(Settings(), None, None)
     assert (report.hosts, report.gpus) == (1, len(there.gpus))
+
+
+@pytest.mark.parametrize(
+    ("nvml", "settings", "expected"),
+    [
+        (None, DeviceSettings(count=3), ["--num-gpus=3"]),
+        (None, DeviceSettings(cores_per_gpu=10_000), ["--num-gpus=1"]),
+        (SimpleNamespace(close=lambda: None), DeviceSettings(), []),  # Ray counts NVIDIA GPUs itself
+        (SimpleNamespace(close=lambda: None), DeviceSettings(count=1), ["--num-gpus=1"]),
+    ],
+)
+def test_what_ray_is_told_of_this_machines_gpus(
+    monkeypatch: pytest.MonkeyPatch, nvml: object, settings: DeviceSettings, expected: list[str]
+) -> None:
+    monkeypatch.setattr(cluster, "start_nvml", lambda _: nvml)
+    assert cluster._gpu_count(Settings(device=settings)) == expected
+
+
+def test_a_driver_that_does_not_work_is_told_before_ray_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("device.backend: 'auto' is not accepted on this host: the driver was updated")
+
+    monkeypatch.setattr(cluster, "start_nvml", fail)
+    with pytest.raises(CotenantError, match="the driver was updated"):
+        cluster._gpu_count(Settings())
