@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from cotenant.actors.devices.nvml.bounds import MAX_C, MAX_MHZ, MAX_W, bounded, fraction, used_bytes
+from cotenant.actors.devices.nvml.processes import union
 from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog
 
 CALL_TIMEOUT_S = 5.0
@@ -20,10 +22,6 @@ PCIE_TX, PCIE_RX = 197, 198  # field values: bytes sent and received by the GPU
 _UNSIGNED_INT, _UNSIGNED_LONG, _UNSIGNED_LONG_LONG = 1, 2, 3
 _CLOCK_SM = 1
 _TEMPERATURE_GPU = 0
-_MAX_W = 5_000.0
-_MAX_MHZ = 10_000.0
-_MAX_C = 150.0
-_MAX_BYTES = 2**50
 
 
 class NvmlUnavailable(RuntimeError):
@@ -171,7 +169,7 @@ class GpuReader:
         return {
             "gpu_type": self._ask("nvmlDeviceGetName", self._handle),
             "gpu_uuid": self._ask("nvmlDeviceGetUUID", self._handle),
-            "memory_bytes": None if memory is None else bounded_bytes(memory.total, None),
+            "memory_bytes": None if memory is None else used_bytes(memory.total, None),
             "driver": self._ask("nvmlSystemGetDriverVersion"),
             "cuda_driver": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
             "compute_mode": self._ask("nvmlDeviceGetComputeMode", self._handle),
@@ -193,10 +191,10 @@ class GpuReader:
         temperature = self._ask("nvmlDeviceGetTemperature", self._handle, _TEMPERATURE_GPU)
         return Tick(
             counters=self._counters(),
-            device_util=None if rates is None else percentage(rates.gpu),
-            power_w=None if power is None else bounded(power / 1000, _MAX_W),
-            clock_mhz=None if clock is None else bounded(clock, _MAX_MHZ),
-            temperature_c=None if temperature is None else bounded(temperature, _MAX_C),
+            device_util=None if rates is None else fraction(rates.gpu),
+            power_w=None if power is None else bounded(power / 1000, MAX_W),
+            clock_mhz=None if clock is None else bounded(clock, MAX_MHZ),
+            temperature_c=None if temperature is None else bounded(temperature, MAX_C),
             gpm=self._read_gpm(),
             util=self._process_util(),
             memory=self._memory() if with_memory else None,
@@ -237,7 +235,7 @@ class GpuReader:
             return {}
         newest: dict[int, tuple[int, float]] = {}
         for sample in samples:
-            share = percentage(sample.smUtil)
+            share = fraction(sample.smUtil)
             if share is None or sample.timeStamp <= self._seen_us:
                 continue
             newest[sample.pid] = max(newest.get(sample.pid, (0, 0.0)), (sample.timeStamp, share))
@@ -253,12 +251,8 @@ class GpuReader:
         if all(found is None for found in lists):
             return None
         total = self._ask("nvmlDeviceGetMemoryInfo", self._handle)
-        memory: dict[int, int | None] = {}
-        for process in (process for found in lists for process in found or ()):
-            used = bounded_bytes(process.usedGpuMemory, None if total is None else total.total)
-            known = memory.get(process.pid)
-            memory[process.pid] = used if known is None else max(known, used or 0)
-        return memory
+        listed = ((process.pid, process.usedGpuMemory) for found in lists for process in found or ())
+        return union(listed, None if total is None else total.total)
 
     def _gpm_supported(self) -> bool | None:
         support = self._ask("nvmlGpmQueryDeviceSupport", self._handle)
@@ -306,22 +300,5 @@ class GpuReader:
                 self.notes.setdefault(f"GPM {name}", str(self._nvml.NVMLError(metric.nvmlReturn)))
                 values[name] = None
             else:
-                values[name] = percentage(metric.value)
+                values[name] = fraction(metric.value)
         return values
-
-
-def percentage(value: float) -> float | None:
-    """A percentage as a fraction; None when it is absurd. A little over 100 comes from rounding."""
-    fraction = value / 100
-    return min(fraction, 1.0) if 0 <= fraction <= 1.01 else None
-
-
-def bounded(value: float, highest: float) -> float | None:
-    """The value; None when it is absurd."""
-    return float(value) if 0 <= value <= highest else None
-
-
-def bounded_bytes(value: int | None, total: int | None) -> int | None:
-    """A number of bytes; None when the driver does not say, or says more than there is (18446744073707737660)."""
-    highest = _MAX_BYTES if total is None else total
-    return None if value is None or not 0 <= value <= highest else int(value)

@@ -10,7 +10,6 @@ import time
 
 import pytest
 from benchmarks.colocation.devices import MemberClock, open_device
-from benchmarks.colocation.nvml import bounded_bytes, percentage
 from benchmarks.colocation.readings import DeviceError, Ticker, mean, peak
 from nvml_standin import Standin
 
@@ -294,21 +293,6 @@ class TestWatchdog:
             watchdog.call(1.0, fail)
         assert watchdog.call(1.0, max, 2, 3) == 3
         watchdog.close()
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [(0, 0.0), (40, 0.4), (100.4, 1.0), (101.1, None), (250, None), (-1, None)]
-)
-def test_percentages(value, expected):
-    assert percentage(value) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "total", "expected"),
-    [(600, 1000, 600), (1001, 1000, None), (18446744073707737660, None, None), (-1, None, None), (None, 1000, None)],
-)
-def test_bytes(value, total, expected):
-    assert bounded_bytes(value, total) == expected
 
 
 def test_means_leave_out_what_is_missing():
