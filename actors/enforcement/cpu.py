@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.enforcement.cgroup import MemoryGroups
+from cotenant.actors.enforcement.choice import Isolation
 from cotenant.actors.enforcement.sharefile import ShareFile, own_settings, visible
+from cotenant.actors.reports import JobReport
+from cotenant.actors.shim.memory import SLACK, SLACK_BYTES
 from cotenant.actors.shim.process import CPU
-from cotenant.actors.shim.reportfile import Controls
+from cotenant.actors.shim.reportfile import Controls, is_alive, read_reports
+from cotenant.placement.types import Share
 
 NOTHING_SEEN = "no PyTorch optimizer seen: compute is limited by the device's cores at most, and memory is not limited"
+GROUPS = "groups.json"
 EVERYTHING_HELD = "compute and memory held to the share"
 NO_STEP = (
     "no optimizer step seen: compute is limited only by the device's cores, not by the share; memory is not limited"
@@ -25,8 +33,67 @@ class CpuEnforcement(ShareFile):
     nothing_seen = NOTHING_SEEN
     no_step = NO_STEP
 
-    def __init__(self, host_cores: Sequence[int] | None = None) -> None:
+    def __init__(self, host_cores: Sequence[int] | None = None, groups: MemoryGroups | None = None) -> None:
         self._host_cores = sorted(os.sched_getaffinity(0) if host_cores is None else host_cores)
+        self._groups = groups
+
+    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
+        """See ``EnforcementBackend.admit``: a job that is strictly kept apart gets memory groups, if there are any."""
+        if self._groups is None or isolation != "hard":
+            return
+        made = [
+            self._groups.create(f"{job_dir.name}.{index}", _with_slack(share.memory_bytes))
+            for index, share in enumerate(shares)
+        ]
+        runner.write_json(str(job_dir / GROUPS), {"groups": [str(group) for group in made]})
+
+    def apply(self, job_dir: Path, shares: Sequence[Share], epoch: int, revision: int) -> None:
+        """See ``EnforcementBackend.apply``."""
+        super().apply(job_dir, shares, epoch, revision)
+        for group, share in zip(self._of(job_dir), shares, strict=False):
+            self._limit(group, share)
+
+    def report(self, job_dir: Path, monotonic_s: float) -> JobReport:
+        """See ``EnforcementBackend.report``. Processes that have come onto the device meanwhile go into its group."""
+        groups = self._of(job_dir)
+        for process in read_reports(str(job_dir)) if groups else ():
+            if process.share_index < len(groups) and is_alive(process):
+                self._put(groups[process.share_index], process.pid)
+        return super().report(job_dir, monotonic_s)
+
+    def guarantees(self, job_dir: Path, report: JobReport) -> str:
+        """See ``EnforcementBackend.guarantees``."""
+        said = super().guarantees(job_dir, report)
+        if not self._of(job_dir):
+            return said
+        return f"{said}; its processes on the device are killed when together they outgrow their memory share"
+
+    def tend(self, job_dirs: Sequence[Path]) -> None:
+        """See ``EnforcementBackend.tend``: removes the groups of jobs that are gone."""
+        if self._groups is not None:
+            self._groups.remove_all_but(group.name for job_dir in job_dirs for group in self._of(job_dir))
+
+    def close(self) -> None:
+        """See ``EnforcementBackend.close``."""
+        if self._groups is not None:
+            self._groups.remove_all_but(())
+            with contextlib.suppress(OSError):
+                self._groups.base.rmdir()
+
+    def _of(self, job_dir: Path) -> list[Path]:
+        if self._groups is None:
+            return []
+        return [Path(group) for group in (runner.read_json(str(job_dir / GROUPS)) or {}).get("groups", ())]
+
+    def _limit(self, group: Path, share: Share) -> None:
+        assert self._groups is not None
+        with contextlib.suppress(OSError, ValueError):  # the limit that was there goes on
+            self._groups.limit(group, _with_slack(share.memory_bytes))
+
+    def _put(self, group: Path, pid: int) -> None:
+        assert self._groups is not None
+        with contextlib.suppress(OSError):  # the group is gone: its job is ending
+            self._groups.add(group, (pid,))
 
     def environment(self, job_dir: Path, gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> dict[str, str]:
         """See ``EnforcementBackend.environment``."""
@@ -50,3 +117,8 @@ class CpuEnforcement(ShareFile):
             if controls & Controls.MEMORY
             else "memory is not limited (the kernel did not accept the limit)",
         ]
+
+
+def _with_slack(share_bytes: int) -> int:
+    """Return what a group may have: the limit in the process, which only refuses, comes first."""
+    return share_bytes + max(SLACK_BYTES, int(SLACK * share_bytes))

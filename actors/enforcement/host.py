@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import Ceiling, EnforcementBackend
+from cotenant.actors.enforcement.cgroup import find_groups
 from cotenant.actors.enforcement.choice import GpuKind, GpuTraits, Isolation, Method, choose, choose_pause
 from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.enforcement.cuda import MigEnforcement, MpsEnforcement, TimeSliceEnforcement
@@ -46,7 +48,7 @@ class HostEnforcement(ShareFile):
         if settings.power_limit_w is not None and self._services:
             self._power = PowerLimit(run_dir, list(self._services), settings.power_limit_w)
         self._ways: Mapping[Method, EnforcementBackend] = {
-            "cpu": CpuEnforcement(),
+            "cpu": CpuEnforcement(groups=None if self._services else find_groups(_group_name(run_dir))),
             "timeslice": TimeSliceEnforcement(),
             "mig": MigEnforcement(),
             "mps": MpsEnforcement(self._services.__getitem__),
@@ -100,13 +102,15 @@ class HostEnforcement(ShareFile):
         by_method: dict[Method, list[Path]] = {}
         for job_dir in job_dirs:
             by_method.setdefault(self._method(job_dir), []).append(job_dir)
-        for method, dirs in by_method.items():
-            self._ways[method].tend(dirs)
+        for method, way in self._ways.items():
+            way.tend(by_method.get(method, []))
 
     def close(self) -> None:
         """See ``EnforcementBackend.close``: ends the daemons, and puts power limits back."""
         if self._power is not None:
             self._power.restore()
+        for way in self._ways.values():
+            way.close()
         for service in self._services.values():
             service.stop()
 
@@ -127,6 +131,10 @@ class HostEnforcement(ShareFile):
 
     def _way(self, job_dir: Path) -> EnforcementBackend:
         return self._ways[self._method(job_dir)]
+
+
+def _group_name(run_dir: Path) -> str:
+    return f"cotenant-{hashlib.sha256(str(run_dir).encode()).hexdigest()[:12]}"
 
 
 def kind_of(gpu: GpuInfo) -> GpuKind:
