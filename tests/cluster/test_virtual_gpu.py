@@ -50,7 +50,7 @@ def test_a_job_manages_its_own_lease_and_no_other(single):
     said: dict[str, list] = {}
 
     def look() -> bool:
-        for line in single.output(view).splitlines():
+        for line in single.client.logs(view.job_id).data.splitlines():
             what, *words = json.loads(line)
             said[what] = words
         return "limit" in said
