@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, RuntimeEnvSetupError
 
+from cotenant.actors.checkpoints import Checkpoints
 from cotenant.actors.claims import claim_gpus
 from cotenant.actors.devices.registry import create_backend
 from cotenant.actors.enforcement.host import HostEnforcement
@@ -39,6 +40,7 @@ from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, St
 from cotenant.scheduler.core.events import Event, JobExited, JobStarted, MemoryOverrun, StartFailed
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Wish
 from cotenant.scheduler.core.reconcile import InventoryItem
+from cotenant.scheduler.core.requests import grace_s
 from cotenant.scheduler.errors import CotenantError, NotConnected, NotPermitted
 from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, run_dir
 from cotenant.scheduler.views import AllocationView, ResourcesView
@@ -78,6 +80,7 @@ class HostAgent:
             self._enforcement,
             first_validity_s=self.settings.lease.ttl_s,
             variables={AGENT: agent_socket, **({OPERATOR_MIX: "1"} if self.settings.profiler.operator_mix else {})},
+            checkpoints=Checkpoints.of(self.settings.checkpoints, jobs_dir),
         )
         try:
             self._lease_socket = LeaseSocket(agent_socket, self._answer_job)
@@ -217,7 +220,8 @@ class HostAgent:
                 descriptors=_descriptors(spec.hints),
                 operator_mix=spec.hints.operator_mix,
                 isolation=spec.hints.isolation,
-                grace_s=self.settings.lease.stop_grace_s,
+                grace_s=grace_s(spec.hints, self.settings),
+                saves=spec.hints.checkpoint == "own",
             )
         except LaunchError as error:
             failed = StartFailed(spec.job_id, command.epoch, self._host_id, str(error), error.exit_code, error.retry)
@@ -290,9 +294,8 @@ class HostAgent:
             self._vacated = left or self._vacated
             with self._lock:
                 self._exits_told.add((ended.job_id, ended.epoch))
-            self._uplink.tell(
-                JobExited(ended.job_id, ended.epoch, self._host_id, ended.exit_code, ended.reason, ended.lost)
-            )
+            how = (ended.exit_code, ended.reason, ended.lost, ended.stopped)
+            self._uplink.tell(JobExited(ended.job_id, ended.epoch, self._host_id, *how))
 
     def _close_window(self) -> None:
         """Send the PRM this second's windows, all jobs of the host in one message."""

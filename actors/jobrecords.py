@@ -56,6 +56,7 @@ class Exited:
         exit_code: Of its command; negative for a signal, as in ``subprocess``.
         reason: Why, for people.
         lost: The host let it down (its lease expired, its record is damaged): the job itself did nothing wrong.
+        stopped: It was asked to end before it ended by itself.
     """
 
     job_id: str
@@ -63,6 +64,7 @@ class Exited:
     exit_code: int
     reason: str
     lost: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ class JobRecord:
             alive = time.monotonic() - self.known_since <= START_TIMEOUT_S
         ended = runner.read_json(str(self.launched.job_dir / runner.EXIT))  # after the look at its writer
         if ended is not None:
-            return Exited(*self.key, int(ended["exit_code"]), str(ended["reason"]), bool(ended.get("lost", False)))
+            lost, stopped = (bool(ended.get(name, False)) for name in ("lost", "stopped"))
+            return Exited(*self.key, int(ended["exit_code"]), str(ended["reason"]), lost, stopped)
         if alive:
             if supervisor is not None and self.stop and time.monotonic() >= self.stop.kill_at + OVERTIME_S:
                 runner.send(supervisor, signal.SIGKILL)  # the kernel kills the command with it
@@ -136,14 +139,16 @@ class JobRecord:
         if supervisor is None:
             return Exited(*self.key, -signal.SIGKILL, "its start was cut short on the host", lost=True)
         reason = self.stop.reason if self.stop else "its supervisor was killed, and the job with it"
-        return Exited(*self.key, -signal.SIGKILL, reason, lost=self.stop is not None and self.stop.lost)
+        lost = self.stop is not None and self.stop.lost
+        return Exited(*self.key, -signal.SIGKILL, reason, lost, stopped=self.stop is not None)
 
     def _look_at_lease(self) -> Exited | None:
         if self.stop is None:
             return None
         left = jobfiles.attached(self.launched.job_dir, started_only=True)
         if not left:
-            return Exited(*self.key, -signal.SIGKILL if self.stop.lost else 0, self.stop.reason, self.stop.lost)
+            code = -signal.SIGKILL if self.stop.lost else 0
+            return Exited(*self.key, code, self.stop.reason, self.stop.lost, stopped=True)
         if time.monotonic() >= self.stop.kill_at:
             for process in left:
                 runner.send(process, signal.SIGKILL)

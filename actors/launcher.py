@@ -5,6 +5,7 @@ Layout of the run directory (owner only)::
     renewal                 until when the leases of this host hold (CLOCK_MONOTONIC seconds, f64)
     <job_id>.<epoch>/       a job; ``actors/runner.py`` and ``docs/shim.md`` say what is in it
     outputs/                output of released jobs, kept for a while; the names also tell which epochs are over
+    checkpoints/<job_id>/   what a job has saved, for its next start; kept until nobody has used it for long
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cotenant.actors import jobfiles, jobrecords, launchspec, runner
+from cotenant.actors.checkpoints import CHECKPOINTS, Checkpoints
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
 from cotenant.actors.enforcement.choice import Isolation
@@ -51,6 +53,7 @@ class Launcher:
         first_validity_s: How long leases hold before the first renewal in a new directory. In one that was used before
             they hold as long as they did, and no longer than this: nobody has renewed them.
         variables: Environment variables that every job gets that does not set them itself.
+        checkpoints: Where jobs save their state; None = in the directory.
 
     Raises:
         OSError: The directory cannot be made or used.
@@ -65,6 +68,7 @@ class Launcher:
         first_validity_s: float = FIRST_VALIDITY_S,
         *,
         variables: Mapping[str, str] | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._dir = run_dir.absolute()
         (self._dir / jobfiles.OUTPUTS).mkdir(parents=True, exist_ok=True)
@@ -73,6 +77,7 @@ class Launcher:
         self._backend = backend or CpuEnforcement()
         self._keep_output_s = keep_output_s
         self._variables = dict(variables or {})
+        self._checkpoints = checkpoints or Checkpoints(self._dir / CHECKPOINTS)
         self._launching = threading.Lock()  # one launch at a time; the other methods do not wait for it
         self._lock = threading.RLock()
         self._swept_at = 0.0
@@ -103,6 +108,7 @@ class Launcher:
         descriptors: Descriptors | None = None,
         operator_mix: bool | None = None,
         isolation: Isolation = "soft",
+        saves: bool = False,
     ) -> Launched:
         """Start a job, or say what is running when it was started before. A lease job gets shares and no process.
 
@@ -123,6 +129,7 @@ class Launcher:
             descriptors: What its hints say of it.
             operator_mix: Profile its operators now and then, or never; None = as its environment or the host says.
             isolation: How strictly its hints ask for it to be kept apart.
+            saves: It continues from its own checkpoint, and is told where that is.
 
         Raises:
             StaleCommand: A newer epoch of the job is, or was, here; or this one is over; or the host's leases are.
@@ -159,6 +166,8 @@ class Launcher:
             try:
                 launchspec.check(launch, shares, self._gpus)
                 self._supersede(job_id)
+                if saves:
+                    launch["env"] |= self._checkpoints.environment(job_id, epoch)
                 job_dir = self._start(launch, shares, revision, isolation)
             except LaunchError:
                 with self._lock:  # whoever is told that it failed must not see it start when the command is repeated
@@ -454,6 +463,7 @@ class Launcher:
         with self._lock:
             self._swept_at = now
             jobfiles.delete_older(self._dir, now - self._keep_output_s)
+            self._checkpoints.sweep(now, {job_id for job_id, _ in self._jobs})
 
 
 def _open_renewal(path: Path) -> mmap.mmap:

@@ -31,6 +31,8 @@ _OWN_VARIABLES = frozenset(
         "DATA_LIMIT",
         "AGENT",
         "LEASE_TOKEN",
+        "CHECKPOINT_DIR",
+        "CONTINUES",
     )
 )
 

@@ -64,7 +64,7 @@ class _Hold:
     def look(self) -> None:
         """Renew the lease now, and see whether it is still there."""
         view = self._client.renew(self._job_id)
-        if view.state not in (JobState.RUNNING, JobState.SUSPENDED) or view.epoch != self._epoch:
+        if view.state is not JobState.RUNNING or view.epoch != self._epoch:
             self.ended = self.ended or view.reason or str(view.state)
 
     def let_go(self) -> None:

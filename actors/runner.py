@@ -148,6 +148,7 @@ class Supervisor:
         self._reason = ""
         self._deadline: float | None = None  # set once the job is ending: when to kill what is left
         self._stopping = False
+        self._stopped = False  # asked to end before the command had ended by itself
         self._lost = False  # the host let the job down
         self._asked_leftovers = False
         self._mps_folder = ""
@@ -291,6 +292,7 @@ class Supervisor:
             self._reason = self._reason or request.get("reason") or f"stopped by {signal.Signals(number).name}"
             self._lost = self._lost or (self._exit_code is None and bool(request.get("lost")))
             if self._exit_code is None:
+                self._stopped = True
                 self._detach(signal.SIGTERM)
                 self._signal_command(signal.SIGTERM)
                 self._signal_command(signal.SIGCONT)  # a stopped process takes no SIGTERM
@@ -343,7 +345,13 @@ class Supervisor:
     def _finish(self, exit_code: int, reason: str) -> None:
         if exit_code in (EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE) and self._command_pid == 0:
             os.write(2, f"cotenant: {reason}\n".encode())
-        content = {"exit_code": int(exit_code), "reason": reason, "ended_at": time.time(), "lost": self._lost}
+        content = {
+            "exit_code": int(exit_code),
+            "reason": reason,
+            "ended_at": time.time(),
+            "lost": self._lost,
+            "stopped": self._stopped,
+        }
         write_json(f"{self._dir}/{EXIT}", content)
 
 

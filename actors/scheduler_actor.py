@@ -44,6 +44,7 @@ from cotenant.scheduler.errors import CotenantError, JobNotFound, NotConnected, 
 from cotenant.scheduler.journal.ledger import Ledger, Taken
 from cotenant.scheduler.journal.store import Journal, JournalError, JournalTaken, NotRecordable
 from cotenant.scheduler.specs import check_queue, check_reason, check_spec
+from cotenant.scheduler.steering import Steering, check_moved, order
 from cotenant.scheduler.tuning import Changes, changed, tuning_of, with_tuning
 from cotenant.scheduler.views import (
     AccountView,
@@ -126,6 +127,17 @@ class Scheduler:
         self._commit([StopRequested(job_id, reason) for job_id in job_ids])
         with self._lock:
             return [self._view(job_id) for job_id in job_ids]
+
+    def steer(self, job_id: str, what: Steering, to: str | None, reason: str) -> JobView:
+        """Suspend, resume or move a job; what makes no sense is refused and changes nothing."""
+        check_reason(reason)
+        with self._lock:
+            event = order(self._core.state, job_id, what, to, reason)
+        self._commit([event])
+        with self._lock:
+            if what == "move":
+                check_moved(self._core.state, job_id, to)
+            return self._view(job_id)
 
     def renew(self, job_ids: list[str]) -> list[JobView]:
         """The clients of these attached jobs are alive. Returns the jobs."""

@@ -134,6 +134,14 @@ class LimitRequest(_Body):
     limit: Amount | None
 
 
+class MoveRequest(_Body):
+    """Where a job is to be moved."""
+
+    to: Annotated[
+        Label | None, Field(description="Id of a GPU, or id or name of a host; default: wherever else there is room.")
+    ] = None
+
+
 class JobPage(BaseModel):
     """Jobs, newest first. ``next_offset`` is where the next page starts; null = there is none."""
 
@@ -264,6 +272,24 @@ def get_job(client: Connection, job_id: JobId) -> JobView:
 def stop_job(client: Connection, job_id: JobId) -> JobView:
     """Ask for the end of a job. A job that has ended stays as it is."""
     return client.stop(job_id, reason="stopped through the API")
+
+
+@_router.post("/jobs/{job_id}/suspend", status_code=202)
+def suspend_job(client: Connection, job_id: JobId) -> JobView:
+    """Take a job off its GPUs, once it has saved its state, until it is resumed."""
+    return client.suspend(job_id, "suspended through the API")
+
+
+@_router.post("/jobs/{job_id}/resume", status_code=202)
+def resume_job(client: Connection, job_id: JobId) -> JobView:
+    """Let a suspended job wait for GPUs again."""
+    return client.resume(job_id, "resumed through the API")
+
+
+@_router.post("/jobs/{job_id}/move", status_code=202)
+def move_job(client: Connection, job_id: JobId, body: MoveRequest | None = None) -> JobView:
+    """Move a running job to other GPUs with room for it, once it has saved its state."""
+    return client.move(job_id, body.to if body else None, "moved through the API")
 
 
 @_router.get("/jobs/{job_id}/explanation")

@@ -142,6 +142,41 @@ class Client:
         answer: list[JobView] = self._call("stop", list(job_ids), reason)
         return answer
 
+    def suspend(self, job_id: str, reason: str = "suspended by user") -> JobView:
+        """Take a job off its GPUs until it is resumed: SIGTERM, its grace period, then its GPUs are free.
+
+        Raises:
+            JobNotFound: No job with that id.
+            NotAccepted: It has ended, or it is a lease.
+        """
+        answer: JobView = self._call("steer", job_id, "suspend", None, reason)
+        return answer
+
+    def resume(self, job_id: str, reason: str = "resumed by user") -> JobView:
+        """Let a suspended job go on: it waits for GPUs again.
+
+        Raises:
+            JobNotFound: No job with that id.
+            NotAccepted: It is not suspended.
+        """
+        answer: JobView = self._call("steer", job_id, "resume", None, reason)
+        return answer
+
+    def move(self, job_id: str, to: str | None = None, reason: str = "moved by user") -> JobView:
+        """Move a running job to other GPUs: SIGTERM, its grace period, start there.
+
+        Args:
+            job_id: The job.
+            to: The id of a GPU, or the id or name of a host; None = wherever else there is room.
+            reason: Kept in the job's history.
+
+        Raises:
+            JobNotFound: No job with that id.
+            NotAccepted: It does not run, it is a lease, or there is no room for it; then it stays where it is.
+        """
+        answer: JobView = self._call("steer", job_id, "move", to, reason)
+        return answer
+
     def job(self, job_id: str) -> JobView:
         """Return one job.
 

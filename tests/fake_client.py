@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.model import Hints, Job, JobSpec, JobState, Wish
-from cotenant.scheduler.errors import CotenantError, JobNotFound
+from cotenant.scheduler.errors import CotenantError, JobNotFound, NotAccepted
 from cotenant.scheduler.resources import asked
 from cotenant.scheduler.tuning import Changes, changed, tuning_of
 from cotenant.scheduler.views import (
@@ -118,6 +118,7 @@ class FakeClient:
         self.error: CotenantError | None = None
         self.submitted: list[dict[str, Any]] = []
         self.stopped: list[tuple[str, str]] = []
+        self.steered: list[tuple[str, ...]] = []
         self.planned: tuple[Any, ...] = ()
         self.current = tuning_of(Settings())
         self.well = True
@@ -142,6 +143,22 @@ class FakeClient:
         if self.gate is not None:
             self.gate.set()
         self.known[job_id] = self.known[job_id].model_copy(update={"state": JobState.STOPPING, "reason": reason})
+        return self.known[job_id]
+
+    def suspend(self, job_id: str, reason: str = "") -> JobView:
+        return self._steer(job_id, JobState.STOPPING, "suspend", reason)
+
+    def resume(self, job_id: str, reason: str = "") -> JobView:
+        return self._steer(job_id, JobState.QUEUED, "resume", reason)
+
+    def move(self, job_id: str, to: str | None = None, reason: str = "") -> JobView:
+        if to == "nowhere":
+            raise NotAccepted("to", to, "GPUs with room for the job")
+        return self._steer(job_id, JobState.STOPPING, "move", to or "", reason)
+
+    def _steer(self, job_id: str, state: JobState, *asked: str) -> JobView:
+        self.known[job_id] = self.job(job_id).model_copy(update={"state": state})
+        self.steered.append((job_id, *asked))
         return self.known[job_id]
 
     def job(self, job_id: str) -> JobView:

@@ -46,6 +46,7 @@ class Board:
         self._packing = turn.state.settings.placement
         self._places: dict[str, tuple[str, ...]] = {}  # of jobs that are placed elsewhere on the board
         self._held = self._now_held()
+        self._shared = turn.state.settings.checkpoints.directory is not None
 
     def close(self) -> None:
         """Take back what was only imagined."""
@@ -59,8 +60,15 @@ class Board:
         return [
             job
             for job in self.state.in_order(self.state.savers - self.taken)
-            if job.state is JobState.RUNNING and job.lease and self.now - job.lease.granted_at >= rest_s
+            if job.state is JobState.RUNNING
+            and job.lease
+            and self.now - job.lease.granted_at >= rest_s
+            and (self._shared or len(job.hosts) == 1)
         ]
+
+    def within_reach(self, job: Job, views: Sequence[GpuView]) -> list[GpuView]:
+        """Return those of these GPUs where the job finds its checkpoint again."""
+        return [view for view in views if self._shared or view.host_id in job.hosts]
 
     def left_s(self, job_id: str) -> float:
         """Return how long the job is expected to run on, alone, seconds."""

@@ -197,7 +197,7 @@ class _Proposal:
             request.job_id
             for request in (*waiting, *(request for request, _ in placed))
             if request.job_id in self.claimants
-            or jobs[request.job_id].spec.pinned_host
+            or jobs[request.job_id].only_host
             or self._quotas.limits(jobs[request.job_id].spec.hints)
         ]
         statement.rollback()
@@ -268,7 +268,7 @@ class _Proposal:
 
 def on_allowed_host(job: Job, views: Sequence[GpuView]) -> Sequence[GpuView]:
     """Return the GPUs of the hosts on which the job may run."""
-    pinned = job.spec.pinned_host
+    pinned = job.only_host
     return views if pinned is None else [view for view in views if view.host_id == pinned]
 
 

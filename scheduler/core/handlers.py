@@ -192,6 +192,9 @@ def host_lost(turn: Turn, event: HostLost) -> None:
         reason = f"host {name} was lost: {event.reason}"
         turn.leave(job, event.host_id, turn.another_try(job, reason, ON_LOSS, backoff=False))
     state.drop_host(event.host_id)
+    for job in state.in_order(state.queued | state.suspended):
+        if job.anchor == event.host_id:
+            state.put(replace(job, anchor=None))  # its checkpoint is lost, and it starts over elsewhere
     turn.dirty = True
 
 

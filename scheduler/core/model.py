@@ -369,6 +369,7 @@ class Job:
     done_s: float = 0.0  # done and saved by its earlier runs, in seconds' worth of running alone
     interruptions: int = 0  # how often it was suspended or moved
     interruption: Interruption | None = None  # the last one
+    anchor: str | None = None  # the host on which its checkpoint is, when other hosts cannot read it
     wanted: Bounds = UNBOUND  # what it asked for itself: memory to reserve, compute to guarantee, per GPU
     limits: Bounds = UNBOUND  # what it has limited itself to, per GPU
     ceiling: Bounds = UNBOUND  # what its running processes cannot exceed, whatever its share
@@ -388,6 +389,11 @@ class Job:
     def was_held(self) -> bool:
         """True for a lease that a Ray program has had: nobody would use it if it were granted once more."""
         return self.spec.kind == "lease" and self.started_at is not None
+
+    @property
+    def only_host(self) -> str | None:
+        """The only host it may run on; None = any."""
+        return self.spec.pinned_host or self.anchor
 
     @property
     def saves(self) -> bool:

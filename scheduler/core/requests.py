@@ -58,7 +58,7 @@ def ask_of(job: Job, measured: DemandProfile | None, *, by_queue: bool) -> tuple
     # Unmeasured, a job is what its hints say; measured, its program counts too: its pairs may have been.
     program = job.spec.fingerprint if measured else ""
     own = (job.memory_hint_corrected, job.wanted, job.limits)
-    return asked, own, measured or job.profile, program, job.spec.pinned_host
+    return asked, own, measured or job.profile, program, job.only_host
 
 
 def request_of(

@@ -143,7 +143,7 @@ def _worked_out(
     leaves = board.places(job_id)
     mark = board.statement.checkpoint()
     board.evict(job_id)
-    placement = board.place(job, [view for view in views if view.gpu_id not in leaves])
+    placement = board.place(job, board.within_reach(job, [view for view in views if view.gpu_id not in leaves]))
     if placement is None:
         board.take_back(mark, job_id)
         return None

@@ -125,11 +125,17 @@ class Turn:
         )
         if not ending.state.terminal:
             job = replace(job, exit_code=None, queued_at=self.now - waited_s)  # only waiting counts as waiting
+            job = replace(job, anchor=job.hosts[0] if self._is_bound(job) else None)
         if ending.state is JobState.QUEUED and ending.interruption is None:
             wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(job.restarts, 30)) if ending.backoff else 0.0
             not_before = self.now + wait_s if wait_s else 0.0
             job = replace(job, restarts=job.restarts + 1, not_before=not_before)
         self.state.put(job)
+
+    def _is_bound(self, job: Job) -> bool:
+        """Whether the job can continue only on the host it was on, since its checkpoint is there."""
+        shared = self.state.settings.checkpoints.directory is not None
+        return job.saves and not shared and len(job.hosts) == 1 and job.hosts[0] in self.state.hosts
 
     # -- shares -----------------------------------------------------------------------------------------------------
 

@@ -94,7 +94,8 @@ class CoreShell:
         settings = settings or Settings()
         lease = settings.lease.model_copy(update={"max_restarts": _EVER})
         self.world, self.delays, self._checked = world, delays or Delays(), checked
-        self.core = Core(settings.model_copy(update={"lease": lease}), models)
+        checkpoints = settings.checkpoints.model_copy(update={"directory": "everywhere"})  # any host can read them
+        self.core = Core(settings.model_copy(update={"lease": lease, "checkpoints": checkpoints}), models)
         names = [node.name for node in world.cluster.nodes]
         self._gpu_ids = [f"{names[world.node_of[gpu]]}/{gpu}" for gpu in range(len(world.node_of))]
         self._gpu_of = {gpu_id: gpu for gpu, gpu_id in enumerate(self._gpu_ids)}

@@ -20,17 +20,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cotenant import __version__, _accounts, _attach, _predictions, _preflight, _render
+from cotenant import __version__, _accounts, _attach, _predictions, _preflight, _render, _steering
 from cotenant._characterise import characterise
 from cotenant._evaluate import evaluate
 from cotenant._hint_options import with_hint_options
 from cotenant._models import models
+from cotenant._options import Address, AsJson, JobArgument
 from cotenant._simulate import simulate
 from cotenant._train_coldstart import train
 from cotenant._tune import tune
 from cotenant.scheduler.errors import CotenantError, NotPlaceable
 from cotenant.scheduler.hints import check_job_id, metadata_hints, parse_hints
-from cotenant.scheduler.specs import check_name, check_reason
+from cotenant.scheduler.specs import check_name
 
 if TYPE_CHECKING:
     from cotenant.scheduler.client import Client
@@ -81,12 +82,6 @@ app = typer.Typer(
 
 _COMMAND = {"allow_interspersed_args": False}  # what follows the first word of the command belongs to the command
 
-Address = Annotated[
-    str | None,
-    typer.Option("--address", envvar="COTENANT_ADDRESS", help="Ray address; default: the cluster 'up' recorded."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print plain JSON.")]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.")]
 Command = Annotated[
     list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="Program to run and its arguments.")
 ]
@@ -273,22 +268,7 @@ def logs(
             offset = chunk.next_offset
 
 
-@app.command()
-def stop(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Job ids.")],
-    reason: Annotated[str, typer.Option("--reason", help="Kept in the job's history.")] = "stopped by user",
-    address: Address = None,
-    as_json: AsJson = False,
-) -> None:
-    """Stop jobs: SIGTERM, then SIGKILL after the grace period. Jobs that have ended stay as they are."""
-    check_reason(reason)
-    with _client(address) as client:
-        views = [client.stop(job, reason) for job in jobs]
-    if as_json:
-        _render.print_json(views)
-    else:
-        for view in views:
-            typer.echo(f"{view.job_id} {view.state}")
+_steering.add_commands(app, lambda address: _client(address))  # noqa: PLW0108 - tests replace _client
 
 
 # -- cluster ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,61 @@
+"""Where jobs that continue from their own checkpoint keep it: one directory a job, which outlives its runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotenant.actors.launchspec import LaunchError
+from cotenant.configs.settings import CheckpointSettings
+
+CHECKPOINTS = "checkpoints"
+KEPT_S = 7 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The directories of jobs.
+
+    Attributes:
+        directory: Where they are.
+        shared: Other hosts use it as well, and what is old in it is somebody else's business.
+    """
+
+    directory: Path
+    shared: bool = False
+
+    @classmethod
+    def of(cls, settings: CheckpointSettings, run_dir: Path) -> Checkpoints:
+        """Return those that the settings ask for; without a directory in them, they are in the host's run directory."""
+        if settings.directory is None:
+            return cls(run_dir.absolute() / CHECKPOINTS)
+        return cls(Path(settings.directory), shared=True)
+
+    def environment(self, job_id: str, epoch: int) -> dict[str, str]:
+        """Make the job's directory if need be, and return the variables by which the job finds it.
+
+        Raises:
+            LaunchError: It cannot be made; another host may be able to.
+        """
+        mine = self.directory / job_id
+        try:
+            mine.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise LaunchError(f"checkpoints.directory: cannot make {mine}: {error}", exit_code=1, retry=True) from error
+        return {"COTENANT_CHECKPOINT_DIR": str(mine), "COTENANT_CONTINUES": "1" if epoch > 1 else "0"}
+
+    def sweep(self, now: float, running: Collection[str]) -> None:
+        """Remove what jobs that are not here any more have not touched for ``KEPT_S``; ``now`` in Unix seconds."""
+        if self.shared or not self.directory.is_dir():
+            return
+        for mine in list(self.directory.iterdir()):
+            with suppress(FileNotFoundError):
+                if mine.name not in running and _touched(mine) < now - KEPT_S:
+                    shutil.rmtree(mine, ignore_errors=True)
+
+
+def _touched(folder: Path) -> float:
+    return max(each.stat().st_mtime for each in (folder, *folder.rglob("*")))
