@@ -12,6 +12,7 @@ from cotenant.placement.explain import explain as fold
 from cotenant.placement.explain import memory_text, would_help
 from cotenant.scheduler.core.accounts import KINDS, Account, Kind, busy, fair_share, name_of, terms_of
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, tell, waiting_outlook
+from cotenant.scheduler.core.interruptions import tell as tell_why
 from cotenant.scheduler.core.model import Colocation, Gpu, Job, JobState
 from cotenant.scheduler.core.priority import ordered, parts
 from cotenant.scheduler.core.requests import described
@@ -167,10 +168,13 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
         summary = f"waits: {NO_HOST}"
     elif job.state is JobState.QUEUED:
         summary, details = _why_it_waits(state, job, now)
+    elif job.state is JobState.SUSPENDED:
+        details = ["holds nothing of any GPU; 'cotenant resume' lets it go on"]
         details.extend(_closed(state, job, now))
     elif job.lease is not None:
         details = [*_where_it_is(state, job), *([f"control: {controls}"] if controls else [])]
     if not job.state.terminal:
+        details.extend(_interrupted(job, now))
         details.extend(_deadline(state, job, now))
         details.extend(_accounts(state, job))
         details.extend(_where_numbers_come_from(state, job))
@@ -254,8 +258,20 @@ def _more_help(state: State, job: Job, now: float) -> list[str]:
 
 def _outlook(state: State, job: Job, now: float) -> Outlook | None:
     if job.lease is None:
-        return waiting_outlook(job.spec.hints, now)
+        return waiting_outlook(job.spec.hints, now, job.done_s)
     return running_outlook(job, state.progress.get(job.spec.job_id), now)
+
+
+def _interrupted(job: Job, now: float) -> list[str]:
+    """Say how often and why the job was last taken from its GPUs, and what it keeps."""
+    last = job.interruption
+    if last is None:
+        return []
+    keeps = f"goes on from {span(job.done_s)} of work" if job.saves else "started over, since it saves nothing"
+    bound = f", on host {job.anchor} only, where its checkpoint is" if job.anchor else ""
+    return [
+        f"taken from its GPUs {job.interruptions} times, last {_ago(now - last.at)}: {tell_why(last)}; {keeps}{bound}"
+    ]
 
 
 def _deadline(state: State, job: Job, now: float) -> list[str]:

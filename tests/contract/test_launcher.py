@@ -15,6 +15,7 @@ from launching import CORES, ENV, GPU, IGNORE_TERM, OTHER, SHARE, ignores_term
 from support import wait_until
 
 from cotenant.actors import runner
+from cotenant.actors.checkpoints import Checkpoints
 from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.launcher import Exited, Launcher, LaunchError, StaleCommand
 from cotenant.actors.shim.shareword import read_all
@@ -430,3 +431,52 @@ def test_jobs_that_are_not_here_have_nothing_to_say(host):
     assert host.launcher.guarantees("x") == ""
     assert host.launcher.shares("x") == ()
     assert host.launcher.root_pids("x") == set()
+
+
+def test_a_job_that_saves_finds_its_directory_again(host):
+    code = (
+        "import os, pathlib; d = pathlib.Path(os.environ['COTENANT_CHECKPOINT_DIR']); "
+        "print(os.environ['COTENANT_CONTINUES'], sorted(p.name for p in d.iterdir())); "
+        "(d / os.environ['COTENANT_EPOCH']).touch()"
+    )
+    for epoch, said in ((1, "0 []\n"), (3, "1 ['1']\n")):
+        host.python(code, epoch=epoch, saves=True)
+        host.exited()
+        assert host.output(epoch=epoch) == said
+        host.launcher.release("job", epoch)
+    mine = host.path / "checkpoints" / "job"
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o700
+    host.launcher.sweep(time.time())
+    assert mine.is_dir()
+    host.launcher.sweep(time.time() + 8 * 86400.0)
+    assert not mine.exists()
+
+
+def test_others_are_told_no_directory(host):
+    host.python(
+        "import os; print('COTENANT_CHECKPOINT_DIR' in os.environ)", env={**ENV, "COTENANT_CHECKPOINT_DIR": "/x"}
+    )
+    host.exited()
+    assert host.output() == "False\n"
+
+
+def test_a_directory_that_cannot_be_made_fails_the_start(host, tmp_path):
+    (tmp_path / "file").touch()
+    launcher = Launcher(tmp_path / "other", (GPU,), checkpoints=Checkpoints(tmp_path / "file", shared=True))
+    with pytest.raises(LaunchError, match=r"checkpoints\.directory: cannot make .*file/job") as caught:
+        launcher.launch(
+            job_id="job", epoch=1, revision=0, kind="command", command=["true"], cwd="/", env=ENV, shares=[SHARE],
+            grace_s=1.0, saves=True,
+        )  # fmt: skip
+    assert caught.value.retry
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_exit_says_whether_the_job_was_asked_to_end(host, asked):
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up'); "
+    host.python(code + ("time.sleep(60)" if asked else ""))
+    if asked:
+        wait_until(lambda: host.output() == "up\n", 10, "the job is up")
+        host.launcher.stop("job", 1, 5.0, "moved")
+    exited = host.exited()
+    assert (exited.exit_code, exited.stopped) == (0, asked)

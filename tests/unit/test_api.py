@@ -35,6 +35,9 @@ ROUTES = [
     ("POST", "/api/v1/jobs"),
     ("GET", "/api/v1/jobs/job-1"),
     ("DELETE", "/api/v1/jobs/job-1"),
+    ("POST", "/api/v1/jobs/job-1/suspend"),
+    ("POST", "/api/v1/jobs/job-1/resume"),
+    ("POST", "/api/v1/jobs/job-1/move"),
     ("GET", "/api/v1/jobs/job-1/explanation"),
     ("GET", "/api/v1/jobs/job-1/logs"),
     ("GET", "/api/v1/jobs/job-1/forecast-scores"),
@@ -355,3 +358,18 @@ def test_unknown_paths_and_methods(http: Http) -> None:
 
 def test_published_document_is_up_to_date() -> None:
     assert DOCUMENT.read_text(encoding="utf-8") == openapi.document(), "run: python -m cotenant.dashboards.openapi"
+
+
+def test_suspend_resume_and_move(http: Http, client: FakeClient) -> None:
+    for path, body, asked in (
+        ("suspend", None, ("job-1", "suspend", "suspended through the API")),
+        ("resume", None, ("job-1", "resume", "resumed through the API")),
+        ("move", None, ("job-1", "move", "", "moved through the API")),
+        ("move", {"to": "gpu-1"}, ("job-1", "move", "gpu-1", "moved through the API")),
+    ):
+        response = http.post(f"/api/v1/jobs/job-1/{path}", json=body)
+        assert (response.status_code, response.json()["job_id"]) == (202, "job-1"), response.text
+        assert client.steered[-1] == asked
+    problem(http.post("/api/v1/jobs/nobody/suspend"), 404, "job-not-found")
+    problem(http.post("/api/v1/jobs/job-1/move", json={"to": "nowhere"}), 422, "not-accepted")
+    problem(http.post("/api/v1/jobs/job-1/move", json={"where": "gpu-1"}), 422, "not-accepted")

@@ -1,0 +1,229 @@
+"""For training programs that can be suspended and moved: save on SIGTERM at the next step, continue from there.
+
+The standard library only; torch is imported when something is saved or loaded. ``docs/checkpointing.md`` says what is
+expected of a job with the hint ``checkpoint: own``; this is one way to do it::
+
+    with Checkpointer(model=model, optimizer=optimizer) as saved:
+        for step in range(saved.restore(), STEPS):
+            ...  # one step
+            saved.step_done(step + 1)
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
+
+DIRECTORY = "COTENANT_CHECKPOINT_DIR"
+CONTINUES = "COTENANT_CONTINUES"
+INTERRUPTED = 128 + signal.SIGTERM  # exit code of a program that has saved and is to be continued
+KEPT = 2
+_PREFIX, _SUFFIX = "step-", ".pt"
+
+
+class Stateful(Protocol):
+    """What models, optimizers and learning-rate schedulers have."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take over a state."""
+        ...
+
+
+class Checkpointer:
+    """Saves and restores a training program. Use it in a ``with`` block, in the main thread.
+
+    Under torchrun (any initialised ``torch.distributed`` group) all ranks are one: whoever hears SIGTERM tells the
+    others at the next step, rank 0 writes, and all leave together. That costs a reduction of one number per step.
+
+    Args:
+        directory: Where to keep checkpoints; None = where cotenant says (``$COTENANT_CHECKPOINT_DIR``).
+        every_s: Save after so many seconds as well; None = only on SIGTERM. What is done since is lost in a crash.
+        parts: What is saved, by name: models, optimizers, schedulers, anything with a state that ``torch.load`` takes
+            with ``weights_only=True``.
+
+    Raises:
+        ValueError: No directory is given, and this is no job that is told one.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str] | None = None, *, every_s: float | None = None, **parts: Stateful
+    ) -> None:
+        where = os.environ.get(DIRECTORY) if directory is None else directory
+        if not where:
+            raise ValueError(
+                f"directory: None is not accepted here; give one, or run as a job with the hint checkpoint: own "
+                f"(which sets ${DIRECTORY})"
+            )
+        self._dir = Path(where)
+        self._parts = parts
+        self._every_s = every_s
+        self._saved_at = time.monotonic()
+        self._asked = False
+        self._before: Any = None
+        self.step = 0  # the last step that was done
+        self.extra: dict[str, Any] = {}  # what was last told of it besides
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether this process has been asked to save and end."""
+        return self._asked
+
+    def restore(self) -> int:
+        """Take over the newest checkpoint that is whole; returns the number of steps done, 0 when there is none.
+
+        Files that cannot be read to their end are passed over, with a line on standard error.
+
+        Raises:
+            pickle.UnpicklingError: A part has a state that cannot be loaded safely.
+            KeyError: The checkpoint is of other parts.
+        """
+        import torch  # noqa: PLC0415 - only when needed
+
+        for path in self._files():
+            try:
+                content = torch.load(path, map_location="cpu", weights_only=True)
+            except (OSError, EOFError, RuntimeError) as error:  # torch raises RuntimeError for a broken archive
+                _say(f"{path} is not whole and is passed over: {error}")
+                continue
+            for name, part in self._parts.items():
+                part.load_state_dict(content["parts"][name])
+            if _ranks() == 1:
+                torch.set_rng_state(content["torch_rng"])
+                version, numbers, gauss = content["python_rng"]
+                random.setstate((version, tuple(numbers), gauss))
+            self.step, self.extra = int(content["step"]), dict(content["extra"])
+            break
+        return self.step
+
+    def step_done(self, step: int, **extra: Any) -> None:
+        """Say that so many steps are done; to be called right after each. Saves when it is time to.
+
+        Args:
+            step: Number of steps done.
+            extra: Plain values to keep with it (``self.extra`` after ``restore``).
+
+        Raises:
+            SystemExit: The job was asked to end; all is saved. Let it through.
+        """
+        self.step, self.extra = step, extra
+        if self._anybody_asked():
+            self.save()
+            raise SystemExit(INTERRUPTED)
+        if self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s:
+            self.save()
+
+    def save(self) -> None:
+        """Save now: written whole or not at all. Every rank has to call it; rank 0 writes."""
+        import torch  # noqa: PLC0415
+
+        if _rank() == 0:
+            version, numbers, gauss = random.getstate()
+            content = {
+                "step": self.step,
+                "extra": self.extra,
+                "parts": {name: part.state_dict() for name, part in self._parts.items()},
+                "torch_rng": torch.get_rng_state(),
+                "python_rng": [version, list(numbers), gauss],
+            }
+            self._dir.mkdir(parents=True, exist_ok=True)
+            path = self._dir / f"{_PREFIX}{self.step:012d}{_SUFFIX}"
+            temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+            with temporary.open("wb") as file:
+                torch.save(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync(self._dir)
+            self._tidy()
+        if _ranks() > 1:
+            torch.distributed.barrier()  # nobody leaves, and is missed, before all is written
+        self._saved_at = time.monotonic()
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+        if error is None or isinstance(error, SystemExit) or not self._asked or _ranks() > 1:
+            return
+        # SIGTERM has ended a helper process, of a data loader perhaps: what was done until the last step is whole.
+        _say(f"asked to end, and met {kind.__name__ if kind else error!r} on the way: saving step {self.step}")
+        self.save()
+        raise SystemExit(INTERRUPTED) from error
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._asked = True
+
+    def _anybody_asked(self) -> bool:
+        if _ranks() == 1:
+            return self._asked
+        import torch  # noqa: PLC0415
+
+        on_gpu = torch.distributed.get_backend() == "nccl"
+        asked = torch.tensor([int(self._asked)], device="cuda" if on_gpu else "cpu")
+        torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
+        self._asked = bool(asked.item())
+        return self._asked
+
+    def _files(self) -> list[Path]:
+        """The checkpoints, newest first."""
+        return sorted(self._dir.glob(f"{_PREFIX}*{_SUFFIX}"), reverse=True)
+
+    def _tidy(self) -> None:
+        """Remove older checkpoints and what a killed process has left."""
+        for path in [*self._files()[KEPT:], *self._dir.glob(f"{_PREFIX}*.tmp")]:
+            with suppress(FileNotFoundError):
+                path.unlink()
+
+
+def continues() -> bool:
+    """Whether this job was started before: there may be a checkpoint."""
+    return os.environ.get(CONTINUES) == "1"
+
+
+def _distributed() -> Any:
+    """Return ``torch.distributed`` when this process is a rank of an initialised group, without importing anything."""
+    found = getattr(sys.modules.get("torch"), "distributed", None)
+    return found if found is not None and found.is_available() and found.is_initialized() else None
+
+
+def _rank() -> int:
+    group = _distributed()
+    return 0 if group is None else int(group.get_rank())
+
+
+def _ranks() -> int:
+    group = _distributed()
+    return 1 if group is None else int(group.get_world_size())
+
+
+def _sync(folder: Path) -> None:
+    """Make sure that the name of a new file outlives a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _say(text: str) -> None:
+    print(f"cotenant: {text}", file=sys.stderr, flush=True)  # noqa: T201 - to the job's output
+
+
+__all__ = ["INTERRUPTED", "Checkpointer", "Stateful", "continues"]
