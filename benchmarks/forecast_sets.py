@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from cotenant.forecasting.datasets.series import read_nvidia_smi, read_pod_metric, windows
+from cotenant.forecasting.training.demand_fit import untied
 
 Floats = npt.NDArray[np.float64]
 
@@ -155,7 +156,7 @@ def baselines(data: SeriesSet, horizon: int, seed: int = 0) -> dict[str, dict[in
                 min_samples_leaf=50,
                 early_stopping=False,
                 random_state=seed,
-            ).fit(_inputs(pasts), nexts - pasts[:, -1])
+            ).fit(_inputs(pasts), untied(nexts - pasts[:, -1], rng))
             for name, loss in (("trees L1", "absolute_error"), ("trees L2", "squared_error"))
         }
         for position in held:

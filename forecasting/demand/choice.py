@@ -1,48 +1,71 @@
-"""The last word when a trained expert has joined: persistence, the gated mixture, the expert itself, or a median.
+"""The last word: the incumbent, until what happened to this very series speaks for another candidate.
 
-Which of them is best depends on the series more than on the moment, so each is weighed by what it lost lately, in
-absolute terms: that what one of them gains in a busy phase is not outvoted by what it loses in a quiet one.
+Candidates are persistence, the gated mixture, medians, and the trained expert. Who is the incumbent is known
+beforehand: from training, or by default. Of each other candidate the absolute errors are compared with the
+incumbent's, forecast by forecast (after Diebold and Mariano 1995): it takes over only while what it would have saved
+exceeds a standard error.
+
+A series that stands still between steps is a case of its own: while it stands persistence is never wrong and what else
+is nearly right, so persistence takes over as soon as it would have saved anything, and what was before is forgotten
+sooner.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from cotenant.forecasting.demand.arrays import Array, Rows, grown
+from cotenant.forecasting.demand.arrays import Array, Indexes, Rows, grown
 
-MEMORY = 0.99  # of losses, per tick
-ETA = 1.0  # per usual loss
-PRIOR_TICKS = 30.0  # what was found in training counts as so many ticks
-_NEGLIGIBLE = 30.0  # exponents beyond which a weight is nothing
+MEMORY = 0.998  # of what would have been saved, per tick: rare events, a checkpoint for example, must not be forgotten
+MEMORY_OF_STEPS = 0.99
+SURE = 1.0  # standard errors
+_NOTHING = 1e-9  # saved, in units of the series
 
 
 class Choice:
-    """Weights of a few candidates per series and horizon: exponential in their discounted losses."""
+    """Which of a few candidates speaks for each series and horizon. Not thread-safe."""
 
-    def __init__(self, rows: int, expected: Array) -> None:
-        """Make the state; ``expected`` are the candidates' losses in training, shape (candidates, horizons)."""
-        self._prior: Array = (PRIOR_TICKS * expected).astype(np.float32)
-        self._lost: Array = np.zeros((rows, expected.shape[1], len(expected)), dtype=np.float32)
-        self._ticks: Array = np.zeros((rows, expected.shape[1]), dtype=np.float32)
+    def __init__(self, rows: int, horizons: tuple[int, ...], candidates: int, incumbents: Indexes, steps: bool) -> None:
+        """Make the state.
+
+        Args:
+            rows: Number of series.
+            horizons: Ticks ahead. So many neighbouring forecasts err together and tell as much as one.
+            candidates: How many there are; the first is persistence.
+            incumbents: Number of the candidate that speaks at first, shape (horizons,).
+            steps: Whether the series stand still between steps.
+        """
+        self._memory = np.float32(MEMORY_OF_STEPS if steps else MEMORY)
+        self._sure: Array = np.full(candidates, SURE, dtype=np.float32)
+        if steps:
+            self._sure[0] = 0.0
+        self._horizons = horizons
+        self._incumbents = incumbents
+        # What each candidate would have saved, discounted, and its squares.
+        self._saved: Array = np.zeros((2, rows, len(horizons), candidates), dtype=np.float32)
 
     def resize(self, rows: int) -> None:
         """Make room for ``rows`` series."""
-        self._lost, self._ticks = grown(self._lost, 0, rows, 0.0), grown(self._ticks, 0, rows, 0.0)
+        self._saved = grown(self._saved, 1, rows, 0.0)
 
     def clear(self, row: int) -> None:
         """Forget one series."""
-        self._lost[row] = self._ticks[row] = 0.0
+        self._saved[:, row] = 0.0
 
     def learn(self, rows: Rows, horizon: int, losses: Array) -> None:
-        """Take in the absolute errors (n, candidates) of what had been said for now, in the measure of training."""
-        self._lost[rows, horizon] = MEMORY * self._lost[rows, horizon] + losses
-        self._ticks[rows, horizon] = MEMORY * self._ticks[rows, horizon] + 1.0
+        """Take in the absolute errors (n, candidates) of what had been said for now."""
+        incumbent = self._incumbents[horizon]
+        saved = losses[:, incumbent : incumbent + 1] - losses
+        self._saved[0, rows, horizon] = self._memory * self._saved[0, rows, horizon] + saved
+        apart = np.float32(self._horizons[horizon]) * np.square(saved)
+        self._saved[1, rows, horizon] = self._memory * self._saved[1, rows, horizon] + apart
 
     def point(self, rows: Rows, candidates: Array) -> Array:
-        """Return the weighted mean, shape (n, horizons), of candidates (n, horizons, candidates)."""
-        lost = self._lost[rows] + self._prior.T
-        usual = lost.mean(axis=2) / (self._ticks[rows] + np.float32(PRIOR_TICKS))
-        away = (lost - lost.min(axis=2, keepdims=True)) / np.maximum(usual, 1e-9)[:, :, None]
-        weights = np.exp(-np.minimum(ETA * away, _NEGLIGIBLE))
-        mixed: Array = (weights * candidates).sum(axis=2) / weights.sum(axis=2)
-        return mixed
+        """Return what the chosen ones of the candidates (n, horizons, candidates) say, shape (n, horizons)."""
+        saved = self._saved[:, rows]
+        worth = np.where(saved[0] > self._sure * np.sqrt(saved[1]), saved[0], 0.0)
+        each = np.arange(len(self._horizons))
+        worth[:, each, self._incumbents] = _NOTHING
+        best = worth.argmax(axis=2)
+        said: Array = candidates[np.arange(len(candidates))[:, None], each, best]
+        return said

@@ -19,7 +19,7 @@ _MEDIAN_OF = 30
 _MEDIAN_EVERY = 4  # the series taking turns
 _NOTES = 6
 _TRUST = 0.5  # of the first weight goes to a trained expert that was the best in training
-_UNHEARD = 10.0
+_MARGIN = 0.95  # what speaks first unless training says otherwise must have lost more than another by so much
 _ANCHOR_TICKS = 10.0  # what is known beforehand counts as so many ticks in the mean of the whole past
 
 
@@ -56,6 +56,7 @@ class Moment:
         rows: Their numbers.
         history: Their values, newest first, shape (n, last + 1); ``FAR`` where there was none.
         counts: Values each had before this one, shape (n,).
+        ages: Ticks since each began, shape (n,): more than ``counts`` once its unit was changed, or while it was still.
         simple: Predictions of the built-in experts, shape (n, horizons, simple experts): persistence, the averages,
             the sliding median, the mean of the whole past, then the analogues (weighted median and mean per gain).
         common: How many of these come before the analogues; they are the same for all horizons.
@@ -65,6 +66,7 @@ class Moment:
     rows: Indexes
     history: Array
     counts: Indexes
+    ages: Indexes
     simple: Array
     common: int
     sizes: Array
@@ -124,6 +126,7 @@ class SeriesMixture:
         self._past: Array = np.zeros((rows, 2), dtype=np.float32)  # sum and weight of the whole past
         self._counts: Indexes = np.zeros(rows, dtype=np.intp)
         self._since: Indexes = np.zeros(rows, dtype=np.intp)
+        self._ages: Indexes = np.zeros(rows, dtype=np.intp)
         self._outside = outside
         self._sizes: Array = np.ones(rows, dtype=np.float32)
         self._known = next((i for i, expert in enumerate(self._experts) if expert.expected is not None), None)
@@ -143,13 +146,12 @@ class SeriesMixture:
         self._history = grown(self._history, 0, rows, FAR)
         for name in ("_averages", "_median", "_past", "_quantiles"):
             setattr(self, name, grown(getattr(self, name), 0, rows, 0.0))
-        more = rows - len(self._counts)
-        self._counts = np.concatenate([self._counts, np.zeros(more, dtype=np.intp)])
-        self._since = np.concatenate([self._since, np.zeros(more, dtype=np.intp)])
+        more = np.zeros(rows - len(self._counts), dtype=np.intp)
+        for name in ("_counts", "_since", "_ages"):
+            setattr(self, name, np.concatenate([getattr(self, name), more]))
         self._said = [grown(said, 0, rows, 0.0) for said in self._said]
         self._sizes = grown(self._sizes, 0, rows, 1.0)
-        if self._choice is not None:
-            self._choice.resize(rows)
+        self._choice.resize(rows)
         self._analogues.resize(rows)
         self._hedge.resize(rows)
         self._gate.resize(rows)
@@ -162,12 +164,11 @@ class SeriesMixture:
         self._history[row] = FAR
         self._averages[row] = self._median[row] = 0.0
         self._past[row] = 0.0 if expected is None else (expected * _ANCHOR_TICKS, _ANCHOR_TICKS)
-        self._counts[row] = self._since[row] = 0
+        self._counts[row] = self._since[row] = self._ages[row] = 0
         self._analogues.clear(row)
         self._hedge.clear(row)
         self._gate.clear(row)
-        if self._choice is not None:
-            self._choice.clear(row)
+        self._choice.clear(row)
         for expert in self._experts:
             expert.clear(row)
         self._calibration.clear(row, first_span)
@@ -175,6 +176,17 @@ class SeriesMixture:
     def measure(self, row: int, size: float) -> None:
         """Tell what the unit of a series is worth; 1 unless told. Stays so until told otherwise."""
         self._sizes[row] = size
+
+    def rescale(self, row: int, size: float) -> None:
+        """Forget all of a series but its age: its values come in another unit from now on."""
+        age = self._ages[row]
+        self.clear(row)
+        self._ages[row] = age
+        self.measure(row, size)
+
+    def rest(self, rows: Indexes) -> None:
+        """A tick passed in which these series had nothing new to say."""
+        self._ages[rows] += 1
 
     def interrupt(self, rows: Indexes) -> None:
         """Time was skipped in these series: what was said before is not judged."""
@@ -208,17 +220,16 @@ class SeriesMixture:
         self._history[where] = history
         self._judge(rows, where, truth)
         simple = self._simple_experts(rows, where, history, truth)
-        moment = Moment(rows, history, counts, simple, self._simple - self._analogues.width, self._sizes[where])
+        common = self._simple - self._analogues.width
+        moment = Moment(rows, history, counts, self._ages[where].copy(), simple, common, self._sizes[where])
         parts = [simple, *(expert.step(moment) for expert in self._experts)]
         if outside is not None:
             parts.append(outside.astype(np.float32))
         predictions = np.concatenate(parts, axis=2) if len(parts) > 1 else simple
         mean, median = self._hedge.mix(where, predictions)
         gated = np.clip(self._gate.point(where, truth, mean, median), 0.0, self.settings.most)
-        point = gated
-        if self._choice is not None:
-            candidates = self._candidates(predictions, gated, median)
-            point = np.clip(self._choice.point(where, candidates), 0.0, self.settings.most)
+        candidates = self._candidates(predictions, gated, median)
+        point = np.clip(self._choice.point(where, candidates), 0.0, self.settings.most)
         states = self._calibration.states(truth, self._hedge.spread(where, predictions, point))
         around = np.clip(self._calibration.quantiles(rows, states, point), 0.0, self.settings.most)
         for j, ahead in enumerate(self.settings.horizons):
@@ -233,6 +244,7 @@ class SeriesMixture:
         self._quantiles[where, :, 2:] = around[:, :, 1:]
         self._counts[where] += 1
         self._since[where] += 1
+        self._ages[where] += 1
         return point
 
     def _judge(self, rows: Indexes, where: Rows, truth: Array) -> None:
@@ -250,9 +262,8 @@ class SeriesMixture:
             then, mean, median, gated, point, states = said[:, self.width : self.width + _NOTES].T
             self._hedge.learn(place, j, np.abs(experts - now[:, None]))
             self._gate.learn(place, j, then=then, mean=mean, median=median, now=now)
-            if self._choice is not None:
-                candidates = self._candidates(experts[:, None], gated[:, None], median[:, None])[:, 0]
-                self._choice.learn(place, j, np.abs(candidates - now[:, None]) * self._sizes[place, None])
+            candidates = self._candidates(experts[:, None], gated[:, None], median[:, None])[:, 0]
+            self._choice.learn(place, j, np.abs(candidates - now[:, None]))
             quantiles = said[:, self.width + _NOTES :]
             self._calibration.learn(numbers, j, Said(states.astype(np.intp), point, quantiles), now)
 
@@ -262,21 +273,26 @@ class SeriesMixture:
             return None
         trust = np.zeros((len(self.settings.horizons), self.width), dtype=np.float32)
         own, *others = self._expected()
-        trust[:, self._place()] = np.where(own < np.minimum.reduce(others), _TRUST, 0.0)
+        trust[:, self._place()] = np.where(own < _MARGIN * np.minimum.reduce(others), _TRUST, 0.0)
         return trust
 
-    def _make_choice(self, rows: int) -> Choice | None:
-        if self._known is None:
-            return None
-        own, persistence, mixture, sliding = self._expected()
-        if self.settings.steps:
-            # Between steps nothing is lost, so losses tell too late: what was not the best in training is not heard.
-            own = np.where(own < np.minimum(persistence, mixture), own, _UNHEARD * own)
-        candidates = [persistence, mixture, own]
-        if not self.settings.steps:
-            # What the experts' median loses was not found out: it has to earn its weight.
-            candidates += [np.maximum(persistence, mixture), np.maximum(sliding, mixture)]
-        return Choice(rows, np.stack(candidates))
+    def _make_choice(self, rows: int) -> Choice:
+        horizons, steps = self.settings.horizons, self.settings.steps
+        usual = 0 if steps else 1  # between steps nothing beats the last value
+        count = (2 if steps else 4) + (self._known is not None)
+        incumbents = np.full(len(horizons), usual, dtype=np.intp)
+        if self._known is not None:
+            own, persistence, mixture, sliding = self._expected()
+            # In the order of the candidates. What the experts' median loses was not found out.
+            losses = (
+                [persistence, mixture, own]
+                if steps
+                else [persistence, mixture, np.full_like(own, np.inf), sliding, own]
+            )
+            lost = np.stack(losses)
+            lost[usual] *= _MARGIN
+            incumbents = lost.argmin(axis=0)
+        return Choice(rows, horizons, count, incumbents, steps)
 
     def _expected(self) -> Array:
         expected = None if self._known is None else self._experts[self._known].expected
@@ -289,10 +305,12 @@ class SeriesMixture:
         return self._simple + sum(expert.width for expert in self._experts[: self._known])
 
     def _candidates(self, predictions: Array, gated: Array, median: Array) -> Array:
-        """Return what may have the last word, (n, horizons, candidates), in the order of ``_make_choice``."""
-        candidates = [predictions[:, :, 0], gated, predictions[:, :, self._place()]]
+        """Return what may have the last word, shape (n, horizons, candidates)."""
+        candidates = [predictions[:, :, 0], gated]
         if not self.settings.steps:
             candidates += [median, predictions[:, :, 1 + len(self.settings.averages)]]
+        if self._known is not None:
+            candidates.append(predictions[:, :, self._place()])
         return np.stack(candidates, axis=2)
 
     def _simple_experts(self, rows: Indexes, where: Rows, history: Array, truth: Array) -> Array:

@@ -7,9 +7,9 @@ import numpy as np
 from cotenant.forecasting.demand.arrays import FAR, Array
 from cotenant.forecasting.demand.engine import Moment
 
-FEATURES_VERSION = 2  # changes whenever the meaning or the order of a feature does
+FEATURES_VERSION = 3  # changes whenever the meaning or the order of a feature does
 LAGS = 20
-_YOUNG = 256  # older than this, age says nothing
+_YOUNG = 256  # more values than these say nothing further
 _LOW = 0.05  # below this of its unit a series counts as idle
 
 
@@ -17,10 +17,11 @@ def features(moment: Moment) -> Array:
     """Return the features of shape (n, F): differences are to the last value, unknown ones 0.
 
     In order: the last value; the ``LAGS`` values before it; mean of the last five, mean, deviation, largest and
-    smallest of the last ``LAGS`` + 1, and the share of them that was idle; how many values there were up to 256, as a
-    logarithm; the averages, the sliding median and the mean of the whole past; per horizon the analogues; then, not as
-    differences, the ``LAGS`` + 1 values, the largest and the smallest of them. All but the share and the number of
-    values are in sizes: trees know the next step of a loading job by how much memory it holds.
+    smallest of the last ``LAGS`` + 1, and the share of them that was idle; how many values there were up to 256, and
+    the age, as logarithms; the averages, the sliding median and the mean of the whole past; per horizon the analogues;
+    then, not as differences, the ``LAGS`` + 1 values, the largest and the smallest of them. All but the share, the
+    number of values and the age are in sizes: trees know the next step of a loading job by its age and by how much
+    memory it holds.
     """
     now = moment.history[:, :1]
     window = moment.history[:, : LAGS + 1]
@@ -37,6 +38,7 @@ def features(moment: Moment) -> Array:
         smallest,
         idle,
         np.log1p(np.minimum(moment.counts, _YOUNG)) / 5.0,
+        np.log1p(moment.ages) / 5.0,
     )
     relative = moment.simple * size[:, :, None] - now[:, :, None]
     common, analogues = relative[:, 0, 1 : moment.common], relative[:, :, moment.common :]

@@ -64,6 +64,10 @@ class _Scale:
         self.mixture.clear(row, expected, first_span)
         self.sums[row] = self.held[row] = 0
 
+    def rescale(self, row: int, size: float) -> None:
+        self.mixture.rescale(row, size)
+        self.sums[row] = self.held[row] = 0
+
     def interrupt(self, rows: Indexes, elapsed: Floats) -> None:
         self.mixture.interrupt(rows[(elapsed > GAP_S * self.seconds) | (elapsed < 0.0)])
 
@@ -112,6 +116,11 @@ class _Quantity:
         for scale in self.scales:
             scale.mixture.measure(row, size)
 
+    def rescale(self, row: int, size: float) -> None:
+        self._anchor[row], self._still[row] = np.inf, 0
+        for scale in self.scales:
+            scale.rescale(row, size)
+
     def step(self, rows: Indexes, values: Floats, elapsed: Floats, outside: Array | None = None) -> None:
         moved = np.abs(values - self._anchor[rows]) > STILL_WITHIN
         self._anchor[rows] = np.where(moved, values, self._anchor[rows])
@@ -122,6 +131,7 @@ class _Quantity:
             scale.interrupt(rows, elapsed)
             if scale.seconds == 1:
                 scale.add(rows[awake], values[awake], None if outside is None else outside[awake])
+                scale.mixture.rest(rows[~awake])
             else:
                 scale.add(rows, values, None)
 
@@ -258,9 +268,8 @@ class MixtureForecaster:
         unit = self._unit[slots]
         for i in np.flatnonzero((unit == 0.0) | (memory > MEMORY_ROOM * unit)).tolist():
             slot = int(slots[i])
-            if unit[i] > 0.0:
-                self._memory.clear(slot)
-            self._set_unit(slot, MEMORY_ROOM * max(LEAST_UNIT, float(memory[i])))
+            self._unit[slot] = MEMORY_ROOM * max(LEAST_UNIT, float(memory[i]))
+            self._memory.rescale(slot, self._unit[slot])
         self._memory.step(slots, memory / self._unit[slots], elapsed)
         before = self._peak[slots]
         grew = peak > before

@@ -79,6 +79,7 @@ class TreesExpert:
                 moment.rows[asked],
                 moment.history[asked],
                 moment.counts[asked],
+                moment.ages[asked],
                 moment.simple[asked],
                 moment.common,
                 moment.sizes[asked],

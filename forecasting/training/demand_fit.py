@@ -21,6 +21,7 @@ from cotenant.forecasting.demand.nets import INPUT_LIMIT
 from cotenant.forecasting.training.demand_artefact import KINDS, DemandArtefact, Kind
 from cotenant.forecasting.training.demand_nets import GruNet, TcnNet
 
+UNTIE = 1e-3  # of the usual move
 WARM_UP = 20  # ticks at the beginning of a series, and of a piece of one, that are not learnt from
 PIECE = 84  # ticks of one training sequence
 BATCH = 32
@@ -180,8 +181,7 @@ def collect(series: Sequence[Floats], settings: MixtureSettings, units: Sequence
     for tick in range(lengths[0]):
         rows = np.arange(int((lengths > tick).sum()))
         for row in np.flatnonzero(sizes[tick, rows] != sizes[tick - 1, rows]).tolist() if tick else rows.tolist():
-            mixture.clear(row)
-            mixture.measure(row, sizes[tick, row])
+            mixture.rescale(row, sizes[tick, row])
         said = mixture.step(rows, values[tick, rows].astype(np.float32))
         points[tick, rows] = said * sizes[tick, rows, None]
     moves, untrained = [], []
@@ -272,7 +272,17 @@ def _fit_horizon(examples: Examples, j: int, options: TrainingOptions) -> HistGr
         early_stopping=False,
         random_state=options.seed,
     )
-    return model.fit(inputs[known], moves[known])
+    return model.fit(inputs[known], untied(moves[known], np.random.default_rng([options.seed, j])))
+
+
+def untied(moves: npt.NDArray[np.floating], rng: np.random.Generator) -> Floats:
+    """Return moves with a little noise, for boosted trees that minimise the absolute error; same shape.
+
+    To the library, a move that is exactly what was predicted is one that was underestimated: where most moves are 0,
+    all examples pull the same way and a tree finds nothing to split. With noise half of them pull either way.
+    """
+    little = UNTIE * float(np.abs(moves).mean())
+    return np.asarray(moves + rng.uniform(-little, little, moves.shape), dtype=np.float64)
 
 
 def _expected(examples: Examples, options: TrainingOptions) -> Array | None:

@@ -72,8 +72,7 @@ def replay(
         rows = np.arange(int((lengths > tick).sum()))
         if tick:
             for row in np.flatnonzero(unit[rows, tick] != unit[rows, tick - 1]).tolist():
-                mixture.clear(row)
-                mixture.measure(row, unit[row, tick])
+                mixture.rescale(row, unit[row, tick])
         now = unit[rows, tick]
         told = np.stack([outside[order[row]][tick] for row in rows.tolist()]) if outside else None
         said = mixture.step(rows, (values[rows, tick] / now).astype(np.float32), outside=told)
