@@ -12,7 +12,8 @@ from packing import window
 from cotenant.forecasting.demand.analogues import Analogues
 from cotenant.forecasting.demand.arrays import median_of_four, span, weighted_median
 from cotenant.forecasting.demand.calibration import Calibration, Said
-from cotenant.forecasting.demand.engine import MixtureSettings, SeriesMixture
+from cotenant.forecasting.demand.choice import Choice
+from cotenant.forecasting.demand.engine import MixtureSettings, Moment, SeriesMixture
 from cotenant.forecasting.demand.hostside import HostAnalogues
 from cotenant.forecasting.demand.mixing import Gate, Hedge
 from cotenant.forecasting.demand.streams import Streams
@@ -220,3 +221,62 @@ def test_streams_grow_and_numbers_are_used_again() -> None:
     (found,) = streams.take([window(0, 0.5, job_id="new")])
     assert found.slots.tolist() == freed
     assert streams.job_of(freed[0]) == "new"
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "steps", "wanted"),
+    [
+        (0.1, 0.1, False, 1),  # as good: the incumbent stays
+        (0.1, 0.3, False, 2),  # the other is better again and again
+        (0.0, 0.0, True, 1),  # nothing happens
+    ],
+)
+def test_the_incumbent_speaks_until_another_has_proved_itself(
+    better: float, worse: float, steps: bool, wanted: int
+) -> None:
+    choice = Choice(1, (1, 5), 3, np.array([1, 1]), steps)
+    candidates = np.array([[[0.0, 1.0, 2.0]] * 2], dtype=np.float32)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        noise = float(rng.uniform(0.0, 0.2))
+        for j in (0, 1):
+            choice.learn(ONE, j, np.array([[9.0, worse, better]], dtype=np.float32) + np.float32(noise))
+    assert choice.point(ONE, candidates)[0].tolist() == [wanted, wanted]
+    choice.clear(0)
+    assert choice.point(ONE, candidates)[0].tolist() == [1.0, 1.0]
+
+
+def test_one_large_error_of_the_incumbents_is_no_proof_but_between_steps_persistence_needs_none() -> None:
+    candidates = np.array([[[0.0, 1.0]]], dtype=np.float32)
+    said = []
+    for steps in (False, True):
+        choice = Choice(1, (5,), 2, np.array([1]), steps)
+        choice.learn(ONE, 0, np.array([[0.0, 0.7]], dtype=np.float32))
+        said.append(choice.point(ONE, candidates)[0, 0])
+    assert said == [1.0, 0.0]
+
+
+def test_a_series_in_another_unit_keeps_its_age_alone() -> None:
+    told: list[Moment] = []
+
+    class Listener:
+        name, width, expected = "listener", 0, None
+
+        def resize(self, rows: int) -> None: ...
+
+        def clear(self, row: int) -> None: ...
+
+        def step(self, moment: Moment) -> np.ndarray:
+            told.append(moment)
+            return np.empty((len(moment.rows), 2, 0), dtype=np.float32)
+
+    mixture = SeriesMixture(SMALL, 1, (Listener(),))
+    for _ in range(3):
+        mixture.step(ONE, single(0.5))
+    mixture.rest(ONE)
+    mixture.rescale(0, 4.0)
+    mixture.step(ONE, single(0.2))
+    assert [(each.ages[0], each.counts[0], each.sizes[0]) for each in told[-2:]] == [(2, 2, 1.0), (4, 0, 4.0)]
+    mixture.clear(0)
+    mixture.step(ONE, single(0.2))
+    assert told[-1].ages[0] == 0

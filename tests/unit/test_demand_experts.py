@@ -21,6 +21,7 @@ from cotenant.forecasting.training.demand_fit import (
     fit_demand,
     flatten_trees,
     train_demand,
+    untied,
 )
 from cotenant.forecasting.training.demand_nets import GruNet, TcnNet
 from cotenant.forecasting.training.demand_replay import memory_units, replay
@@ -286,6 +287,14 @@ def test_a_trained_expert_that_was_best_in_training_is_believed_before_it_has_pr
     alone = replay([held], settings, units=units)[0]
     missed = [np.abs(said.points[20:-5, 1] - held[25:]).mean() for said in (served, alone)]
     assert missed[0] < 0.8 * missed[1]
+
+
+def test_trees_learn_rare_moves_among_many_that_are_none() -> None:
+    inputs = (np.arange(600) % 20 == 0).astype(np.float32)[:, None]
+    moves = 3.0 * inputs[:, 0]
+    plain = HistGradientBoostingRegressor(loss="absolute_error", max_iter=30, learning_rate=0.3, early_stopping=False)
+    plain.fit(inputs, untied(moves, np.random.default_rng(0)))
+    assert plain.predict(np.array([[0.0], [1.0]])) == pytest.approx([0.0, 3.0], abs=0.1)
 
 
 def test_a_trained_expert_that_errs_is_given_up() -> None:
