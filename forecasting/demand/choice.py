@@ -17,7 +17,7 @@ import numpy as np
 from cotenant.forecasting.demand.arrays import Array, Indexes, Rows, grown
 
 MEMORY = 0.998  # of what would have been saved, per tick: rare events, a checkpoint for example, must not be forgotten
-MEMORY_OF_STEPS = 0.99
+MEMORY_OF_STEPS = 0.98
 SURE = 1.0  # standard errors
 _NOTHING = 1e-9  # saved, in units of the series
 
