@@ -144,6 +144,8 @@ class Examination:
 
     def refusal(self, usable: Candidates) -> NoFit:
         """Return the refusal, once these were found to be all that may take the job, and too few."""
+        if not self._part.why:
+            return NoFit(self.request.job_id, (), never=False)
         needs, capacity = self._needs, self.fleet.capacity[self._part.rows]
         errors = [*self._screening_errors(), *folded(p.error for p in self._prospects.values() if p.error is not None)]
         if len(self._prospects) < len(self._crowded):

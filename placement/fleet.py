@@ -68,6 +68,10 @@ class Fleet(Sequence[GpuView]):
         """Iterate over the GPUs in order."""
         return iter(self.views)
 
+    def has(self, gpu_id: str) -> bool:
+        """Whether there is a GPU of that id."""
+        return gpu_id in self._places
+
     def position(self, gpu_id: str) -> int:
         """Return where the GPU is.
 
@@ -101,6 +105,10 @@ class Fleet(Sequence[GpuView]):
             if old is not new:
                 self.put(new)
         return self
+
+    def of_host(self, host_id: str) -> Integers:
+        """Return the positions of the GPUs of a host; none when it is not known."""
+        return np.flatnonzero(self.host == self._hosts.get(host_id, -1))
 
     def on_hosts(self, hosts: Integers) -> Integers:
         """Return the positions of all GPUs of these hosts, given by number; ascending."""
@@ -181,10 +189,12 @@ class Part(Sequence[GpuView]):
     Attributes:
         fleet: All GPUs.
         places: Positions of those asked about, ascending.
+        why: Whoever asks wants to know why a job fits nowhere.
     """
 
     fleet: Fleet
     places: Integers
+    why: bool = True
 
     @property
     def rows(self) -> Integers | slice:

@@ -19,7 +19,8 @@ class Statement:
     def __init__(self, gpus: Iterable[GpuView]) -> None:
         self._fleet = gpus if isinstance(gpus, Fleet) else None
         self._views = gpus.views if isinstance(gpus, Fleet) else list(gpus)
-        self._places = {gpu.gpu_id: place for place, gpu in enumerate(self._views)}
+        places = {} if self._fleet is not None else {gpu.gpu_id: place for place, gpu in enumerate(self._views)}
+        self._position = places.__getitem__ if self._fleet is None else self._fleet.position
         self._undo: list[list[GpuView]] = []
 
     @property
@@ -40,7 +41,7 @@ class Statement:
         Raises:
             KeyError: There is no such GPU in the snapshot.
         """
-        return self._views[self._places[gpu_id]]
+        return self._views[self._position(gpu_id)]
 
     def place(self, request: Request, placement: Placement) -> None:
         """Add the job to the GPUs of the placement and apply what its neighbours give up.
@@ -51,7 +52,7 @@ class Statement:
         """
         changed: list[GpuView] = []
         for share in placement.shares:
-            gpu = self._views[self._places[share.gpu_id]]
+            gpu = self._views[self._position(share.gpu_id)]
             if any(resident.job_id == request.job_id for resident in gpu.residents):
                 raise ValueError(f"job {request.job_id!r} already holds a share of GPU {share.gpu_id!r}")
             squeezed = {job_id: new for job_id, new in placement.squeezed if new.gpu_id == share.gpu_id}
@@ -92,13 +93,13 @@ class Statement:
             self._put(self._undo.pop())
 
     def _apply(self, changed: list[GpuView]) -> None:
-        self._undo.append([self._views[self._places[view.gpu_id]] for view in changed])
+        self._undo.append([self._views[self._position(view.gpu_id)] for view in changed])
         self._put(changed)
 
     def _put(self, changed: list[GpuView]) -> None:
         for view in changed:
             if self._fleet is None:
-                self._views[self._places[view.gpu_id]] = view
+                self._views[self._position(view.gpu_id)] = view
             else:
                 self._fleet.put(view)
 

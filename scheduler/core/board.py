@@ -10,11 +10,11 @@ from cotenant.placement.moving import Pace, paces
 from cotenant.placement.objective import slowness
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import GpuView, Placement
-from cotenant.scheduler.core.cycle import on_allowed_host
 from cotenant.scheduler.core.deadlines import attained_s, likely_left_s
 from cotenant.scheduler.core.interruptions import tell
 from cotenant.scheduler.core.model import Ending, Interruption, Job, JobState
 from cotenant.scheduler.core.priority import held_value
+from cotenant.scheduler.core.proposal import on_allowed_host
 from cotenant.scheduler.core.requests import grace_s
 from cotenant.scheduler.core.turn import Turn
 from cotenant.scheduler.core.waiting import Held
@@ -40,7 +40,7 @@ class Board:
         self.turn, self.state, self.now = turn, turn.state, turn.now
         self.rules = turn.state.settings.rebalance
         self.standing = turn.state.standing()
-        self.statement = Statement(turn.state.fleet.bring_to(turn.state.snapshot().gpus))
+        self.statement = Statement(turn.state.fleet())
         self.taken: set[str] = set()
         self._policy, self._predictor = policy, predictor
         self._packing = turn.state.settings.placement

@@ -89,9 +89,11 @@ class Core:
             HANDLERS[type(event)](turn, event)
         if turn.models_changed:
             self._load_models()
+            state.line.unsettle()
         elif turn.evidence_changed and isinstance(state.models.interference, Informable):
             self._predictor = informed(state.models.interference, state.evidence.observations())
-            turn.dirty = True  # waiting jobs are looked at again
+            state.line.unsettle()
+            turn.dirty = True
         self._look_at_deadlines(turn)
         # Shares first follow what was measured: that frees memory for those who wait.
         if state.settings.resize.enabled:

@@ -45,7 +45,7 @@ from cotenant.scheduler.core.model import (
     StateChange,
 )
 from cotenant.scheduler.core.moves import PATIENCE_S
-from cotenant.scheduler.core.requests import max_slowdown
+from cotenant.scheduler.core.requests import NOTED_UTIL_CHANGE, max_slowdown
 from cotenant.scheduler.core.sanity import plausible, plausible_bytes, sound
 from cotenant.scheduler.core.snapshot import Usage
 from cotenant.scheduler.core.transitions import advance
@@ -58,7 +58,6 @@ OVERRUN_MARGIN = 1.2  # memory given after an overrun, relative to what was used
 MEMORY_HORIZON_S = 60
 UTIL_HORIZON_S = 5
 FASTEST = 1.5  # more than alone by more than this is a mistake of what was measured alone
-NOTED_UTIL_CHANGE = 0.02  # a profile that moves by less changes no placement
 
 
 def job_submitted(turn: Turn, event: JobSubmitted) -> None:
@@ -154,16 +153,19 @@ def host_joined(turn: Turn, event: HostJoined) -> None:
 
 
 def _jobs_without_a_place(turn: Turn, host: Host) -> list[Job]:
-    announced = {gpu.gpu_id: sound(gpu) for gpu in host.gpus}
+    state, announced = turn.state, {gpu.gpu_id: sound(gpu) for gpu in host.gpus}
+    before = state.hosts.get(host.host_id)
     gone: set[str] = set()
-    for gpu in turn.state.gpus.values():
-        new = announced.get(gpu.gpu_id)
-        reserved = sum(resident.share.memory_bytes for resident in turn.state.view(gpu.gpu_id).residents)
+    for gpu_id in {*announced, *(gpu.gpu_id for gpu in (before.gpus if before else ()))}:
+        gpu, new = state.gpus.get(gpu_id), announced.get(gpu_id)
+        if gpu is None:
+            continue
+        reserved = sum(resident.share.memory_bytes for resident in state.view(gpu_id).residents)
         moved = new is not None and gpu.host_id != host.host_id
         dropped = new is None and gpu.host_id == host.host_id
         if moved or dropped or (new is not None and (new.fault or new.memory_bytes < reserved)):
-            gone |= turn.state.on_gpu.get(gpu.gpu_id, set())
-    return [job for job in turn.state.in_order(gone) if job.state is not JobState.STOPPING]
+            gone |= state.on_gpu.get(gpu_id, set())
+    return [job for job in state.in_order(gone) if job.state is not JobState.STOPPING]
 
 
 def _why_evicted(job: Job, host: Host) -> str:
@@ -207,7 +209,7 @@ def job_started(turn: Turn, event: JobStarted) -> None:
     if job.started_hosts.issuperset(job.hosts):
         job = replace(advance(job, JobState.RUNNING, turn.now, "all its processes run"), started_at=turn.now)
         if job.spec.hints.expected_duration_s is not None:
-            turn.state.progress[event.job_id] = Progress(job.done_s, turn.now, job.predicted or 1.0)
+            turn.state.note_progress(job, Progress(job.done_s, turn.now, job.predicted or 1.0))
     turn.state.put(job)
 
 
@@ -329,7 +331,7 @@ def _measured(turn: Turn, measurement: JobMeasurement) -> None:
     turn.measured[gpu_id] = None
     progress = state.progress.get(measurement.job_id)
     if progress is not None:
-        state.progress[measurement.job_id] = at_speed(progress, _speed(job, signature, profile), turn.now)
+        state.note_progress(job, at_speed(progress, _speed(job, signature, profile), turn.now))
     if profile.source == "history":
         state.learn(job.spec.fingerprint, profile, state.gpus[gpu_id].gpu_type)
     if profile != job.profile:
@@ -405,8 +407,8 @@ def tick(turn: Turn, event: Tick) -> None:
     """Stop jobs whose start takes too long; they get another try."""
     state = turn.state
     timeout_s = state.settings.lease.start_timeout_s
-    for job in state.in_order(state.leased):
-        if job.state is JobState.STARTING and job.lease and turn.now - job.lease.granted_at > timeout_s:
+    for job in state.in_order(state.starting):
+        if job.lease and turn.now - job.lease.granted_at > timeout_s:
             reason = f"did not start within {timeout_s:g} s"
             turn.stop(job, turn.another_try(job, reason, ALWAYS, backoff=True))
 

@@ -109,9 +109,11 @@ def _check_indices(state: State) -> None:
         "savers": {job.spec.job_id for job in jobs if job.lease is not None and job.saves},
         "leased": {job.spec.job_id for job in jobs if job.lease is not None},
         "delayed": {job.spec.job_id for job in jobs if job.state is JobState.QUEUED and job.not_before > 0.0},
+        "starting": {job.spec.job_id for job in jobs if job.state is JobState.STARTING},
         "dated": {job.spec.job_id for job in jobs if job.lease is not None and job.spec.hints.deadline_s is not None},
     }
     have = {name: getattr(state, name) for name in want}
+    _check_line(state, want["queued"])
     for name, ids in want.items():
         if have[name] != ids:
             raise InvariantViolation(f"index {name!r} is off by {sorted(have[name] ^ ids)}")
@@ -121,6 +123,16 @@ def _check_indices(state: State) -> None:
             on_gpu.setdefault(share.gpu_id, set()).add(job.spec.job_id)
     if {gpu_id: ids for gpu_id, ids in state.on_gpu.items() if ids} != on_gpu:
         raise InvariantViolation(f"index 'on_gpu' says {state.on_gpu}, the leases say {on_gpu}")
+
+
+def _check_line(state: State, queued: set[str]) -> None:
+    line = state.line
+    if len(line) != len(queued) or any(job_id not in line for job_id in queued):
+        raise InvariantViolation(f"the line of waiting jobs has {len(line)}, of {len(queued)} queued")
+    for job_id in queued:
+        job, row = state.jobs[job_id], line.row(job_id)
+        if line.job_id(row) != job_id or line.ask_of(job_id).key != state.key_of(job):
+            raise InvariantViolation(f"the line is off for job {job_id!r}")
 
 
 def _check_accounts(state: State) -> None:

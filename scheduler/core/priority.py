@@ -31,11 +31,17 @@ every second. A plain job weighs 1.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+
+import numpy as np
 
 from cotenant.configs.settings import SchedulingSettings
+from cotenant.placement.fleet import Floats
 from cotenant.scheduler.core.deadlines import (
+    MARGIN,
     Outlook,
     attained_s,
     left_of,
@@ -82,7 +88,7 @@ ALIKE = Standing()
 
 def score(job: Job, now: float, standing: Standing = ALIKE) -> float:
     """Return how much the job deserves the next place; larger is earlier."""
-    return sum(_terms(job, now, standing))
+    return reduce(operator.add, _terms(job, now, standing))  # from left to right, as ``Line.scores`` adds
 
 
 def parts(job: Job, now: float, standing: Standing = ALIKE) -> dict[str, float]:
@@ -164,6 +170,25 @@ def share_weight(hints: Hints, urgency: float, settings: SchedulingSettings) -> 
         + urgency
     )
     return float(min(HEAVIEST, max(1.0 / HEAVIEST, 2.0 ** min(level, 64.0))))
+
+
+def lasting_parts(job: Job) -> tuple[float, float, float]:
+    """Return the parts of a value that never change while a job waits: class, criticality and smallness."""
+    hints = job.spec.hints
+    return CLASS_POINTS[hints.priority], _criticality(hints), _smallness(hints, job.done_s)
+
+
+def pressing_parts(left_s: Floats, alone_s: Floats) -> tuple[Floats, Floats]:
+    """Return urgency and risk of jobs with a deadline that would start now.
+
+    Args:
+        left_s: Time until the deadlines, seconds, shape (jobs,).
+        alone_s: Expected run times alone, NaN where not known, same shape.
+    """
+    known = ~np.isnan(alone_s)
+    urgency = SLACK_SCALE_S / (SLACK_SCALE_S + np.maximum(0.0, left_s - np.where(known, alone_s, 0.0)))
+    at_risk = known & (alone_s <= left_s) & (alone_s * (1.0 + MARGIN) > left_s)
+    return urgency, np.where(at_risk, RISK_POINTS, 0.0)
 
 
 def _criticality(hints: Hints) -> float:

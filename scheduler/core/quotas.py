@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.configs.settings import AccountSettings, Settings
+import numpy as np
+
+from cotenant.configs.settings import AccountSettings, SchedulingSettings, Settings
+from cotenant.placement.fleet import Fleet
 from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request
 from cotenant.scheduler.core.accounts import KINDS, Accounts, Kind, asked_of, name_of, terms_of
 from cotenant.scheduler.core.model import Hints
@@ -13,6 +16,15 @@ from cotenant.scheduler.core.model import Hints
 TOLERANCE = 1e-9
 QUOTA_KINDS = frozenset({"quota_gpus", "quota_jobs"})
 _Key = tuple[Kind, str]
+
+
+def limits_of(settings: SchedulingSettings, hints: Hints) -> Iterator[tuple[Kind, str, AccountSettings]]:
+    """Yield the limits on GPUs or jobs that apply to such a job, with the kind and name of whom they bind."""
+    for kind in KINDS:
+        name = name_of(hints, kind)
+        terms = terms_of(settings, kind, name)
+        if terms.most_gpus is not None or terms.most_jobs is not None:
+            yield kind, name, terms
 
 
 @dataclass(slots=True)
@@ -33,7 +45,7 @@ class Quotas:
 
     accounts: Accounts
     settings: Settings
-    gpus: Sequence[GpuView]
+    gpus: Fleet
     _sizes: list[GpuView] | None = None
     _held: dict[_Key, _Held] = field(default_factory=dict)
 
@@ -73,8 +85,8 @@ class Quotas:
         limited = list(self._limited(hints))
         if not limited:
             return
-        chosen = {share.gpu_id for share in placement.shares}
-        asked = sum(asked_of(request, gpu, self.settings.placement) for gpu in self.gpus if gpu.gpu_id in chosen)
+        chosen = [self.gpus[self.gpus.position(share.gpu_id)] for share in placement.shares]
+        asked = sum(asked_of(request, gpu, self.settings.placement) for gpu in chosen)
         for kind, name, _ in limited:
             held = self._of(kind, name)
             held.gpus += asked
@@ -83,7 +95,8 @@ class Quotas:
     def _asked(self, request: Request) -> list[float]:
         """Return what the job would hold of a GPU of each size that there is."""
         if self._sizes is None:
-            self._sizes = list({gpu.memory_bytes: gpu for gpu in self.gpus}.values())
+            _, places = np.unique(self.gpus.capacity, return_index=True)
+            self._sizes = [self.gpus.views[place] for place in places.tolist()]
         return [asked_of(request, gpu, self.settings.placement) for gpu in self._sizes]
 
     def limits(self, hints: Hints) -> bool:
@@ -91,11 +104,7 @@ class Quotas:
         return any(True for _ in self._limited(hints))
 
     def _limited(self, hints: Hints) -> Iterator[tuple[Kind, str, AccountSettings]]:
-        for kind in KINDS:
-            name = name_of(hints, kind)
-            terms = terms_of(self.settings.scheduling, kind, name)
-            if terms.most_gpus is not None or terms.most_jobs is not None:
-                yield kind, name, terms
+        return limits_of(self.settings.scheduling, hints)
 
     def _of(self, kind: Kind, name: str) -> _Held:
         held = self._held.get((kind, name))

@@ -11,8 +11,18 @@ from cotenant.configs.settings import Settings
 from cotenant.forecasting.characterisation.coldstart import Descriptors
 from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.types import Request
-from cotenant.scheduler.core.model import Hints, Job
+from cotenant.scheduler.core.model import Bounds, Hints, Job
 from cotenant.scheduler.core.priority import share_weight
+
+NOTED_UTIL_CHANGE = 0.02  # a profile that moves by less changes no placement
+NOTED_RATE_CHANGE = 0.02  # the same of its step rate, relative
+_NOISY: Mapping[str, Any] = {
+    "util_mean": 0.0,
+    "util_p95": 0.0,
+    "membw_util": None,
+    "solo_step_rate": None,
+    "observed_s": 0.0,
+}
 
 # Hints that say who comes first and what becomes of the job, not where it fits.
 _NO_MATTER: Mapping[str, Any] = {
@@ -26,6 +36,9 @@ _NO_MATTER: Mapping[str, Any] = {
     "checkpoint": "none",
     "grace_s": None,
 }
+
+
+Key = tuple[str, Hints, tuple[int | None, Bounds, Bounds], str | None, DemandProfile | None]
 
 
 def described(hints: Hints) -> Descriptors:
@@ -45,20 +58,30 @@ def grace_s(hints: Hints, settings: Settings) -> float:
     return settings.checkpoints.grace_s if hints.checkpoint == "own" else settings.lease.stop_grace_s
 
 
-def ask_of(job: Job, measured: DemandProfile | None, *, by_queue: bool) -> tuple[object, ...]:
+def ask_of(job: Job, *, known: bool, by_queue: bool) -> Key:
     """Return what decides whether the job finds a place: of two jobs for which it is equal, both do or none does.
 
     Args:
         job: A waiting job.
-        measured: What was measured of it or of its program; None when nothing was.
+        known: Its program was measured.
         by_queue: Its queue matters.
+
+    Returns:
+        First the fingerprint of the program whose profile counts, "" for none.
     """
-    hints = job.spec.hints
+    hints, own = job.spec.hints, job.profile
     asked = replace(hints, **_NO_MATTER, queue=hints.queue if by_queue else "")
+    learnt = job.memory_hint_corrected, job.wanted, job.limits
+    if own is not None and own.source == "history":
+        return job.spec.fingerprint, asked, learnt, job.only_host, own
     # Unmeasured, a job is what its hints say; measured, its program counts too: its pairs may have been.
-    program = job.spec.fingerprint if measured else ""
-    own = (job.memory_hint_corrected, job.wanted, job.limits)
-    return asked, own, measured or job.profile, program, job.only_host
+    return (
+        job.spec.fingerprint if known else "",
+        asked,
+        learnt,
+        job.only_host,
+        None if known else own,
+    )
 
 
 def request_of(
@@ -123,10 +146,34 @@ def relative_speeds(
     return {gpu_type: rate / fastest for gpu_type, rate in rates.items()}
 
 
-def keep_longest(profiles: dict[str, DemandProfile], name: str, profile: DemandProfile) -> None:
-    """Keep the profile under this name, as the last one seen, unless a longer observation is known."""
+def keep_longest(profiles: dict[str, DemandProfile], name: str, profile: DemandProfile) -> bool:
+    """Keep the profile under this name, as the last one seen, unless a longer observation is known.
+
+    One that says nearly the same is no news either until it is twice as long: a profile that changes has everything
+    looked at again that rests on it.
+
+    Returns:
+        Whether the one that is kept is another than before.
+    """
     known = profiles.pop(name, None)
-    profiles[name] = known if known is not None and known.observed_s > profile.observed_s else profile
+    if known is None or known.observed_s <= profile.observed_s:
+        stays = known is not None and 2.0 * known.observed_s > profile.observed_s and _alike(known, profile)
+        profiles[name] = known if stays and known is not None else profile
+    else:
+        profiles[name] = known
+    return profiles[name] is not known
+
+
+def _alike(one: DemandProfile, other: DemandProfile) -> bool:
+    rate, other_rate = one.solo_step_rate or 0.0, other.solo_step_rate or 0.0
+    bandwidth, other_bandwidth = one.membw_util or 0.0, other.membw_util or 0.0
+    return (
+        abs(one.util_mean - other.util_mean) < NOTED_UTIL_CHANGE
+        and abs(one.util_p95 - other.util_p95) < NOTED_UTIL_CHANGE
+        and abs(bandwidth - other_bandwidth) < NOTED_UTIL_CHANGE
+        and abs(rate - other_rate) <= NOTED_RATE_CHANGE * rate
+        and replace(one, **_NOISY) == replace(other, **_NOISY)
+    )
 
 
 def _memory(job: Job) -> int | None:

@@ -1,14 +1,12 @@
-"""What is read of a state: a picture of it, and the last measurements."""
+"""The last measurements, and what waiting jobs were told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cotenant.configs.settings import Settings
 from cotenant.forecasting.types import Signature
 from cotenant.placement.resize import UsageSignal
-from cotenant.placement.types import GpuView
-from cotenant.scheduler.core.model import Job
+from cotenant.placement.types import NoFit
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +19,10 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """An immutable picture of a state, taken at the start of a scheduling cycle.
+class Told:
+    """What some waiting jobs were told. ``settled``: as of the last cycle it holds for every GPU not changed since."""
 
-    Attributes:
-        now: Unix seconds.
-        settings: The settings in force.
-        waiting: Jobs that may be placed now, in order of submission.
-        gpus: All GPUs with their residents.
-        hosts_known: At least one host is known.
-    """
-
-    now: float
-    settings: Settings
-    waiting: tuple[Job, ...]
-    gpus: tuple[GpuView, ...]
-    hosts_known: bool
+    refusal: NoFit
+    settled: bool
+    over_quota: bool
+    job_ids: tuple[str, ...]

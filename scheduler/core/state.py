@@ -9,32 +9,34 @@ read back from JSON decides as the original would have.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-
-from pydantic import ConfigDict, TypeAdapter
 
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.coldstart_profile import profile_from
 from cotenant.forecasting.interference.evidence import EvidenceBook
-from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import DemandProfile
-from cotenant.placement.fleet import Fleet
+from cotenant.placement.fleet import Fleet, Floats
 from cotenant.placement.resize import ResizeMemory, UsageSignal
 from cotenant.placement.statement import resident_of
 from cotenant.placement.types import FitError, GpuView, Request, Share
-from cotenant.scheduler.core.accounts import Accounts, Kind
+from cotenant.scheduler.core.accounts import Accounts
 from cotenant.scheduler.core.deadlines import remaining_alone_s
+from cotenant.scheduler.core.floor import Floor
+from cotenant.scheduler.core.line import Line
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec, JobState, Progress, Reservation
 from cotenant.scheduler.core.models import Models
 from cotenant.scheduler.core.moves import Moves
 from cotenant.scheduler.core.priority import Standing
-from cotenant.scheduler.core.requests import described, keep_longest, max_slowdown, request_of
+from cotenant.scheduler.core.quotas import limits_of
+from cotenant.scheduler.core.record import SCHEMA_VERSION, Record, read, write
+from cotenant.scheduler.core.requests import Key, ask_of, described, keep_longest, max_slowdown, request_of
 from cotenant.scheduler.core.sanity import sound
-from cotenant.scheduler.core.snapshot import Snapshot, Usage
+from cotenant.scheduler.core.snapshot import Told, Usage
 
-SCHEMA_VERSION = 1
 KEPT_ENDED_JOBS = 10_000
 KEPT_FINGERPRINTS = 10_000
 REMEMBERED_EXPECTATIONS = 10_000
@@ -42,40 +44,6 @@ REMEMBERED_EXPECTATIONS = 10_000
 
 class InvariantViolation(Exception):
     """The state breaks a promise of the architecture: a bug. The message tells what led to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """The part of a state that is written down; the indices follow from it."""
-
-    schema_version: int
-    configured: Settings
-    settings: Settings
-    now: float
-    cycle: int
-    next_seq: int
-    jobs: tuple[Job, ...]
-    hosts: tuple[Host, ...]
-    gpus: tuple[Gpu, ...]
-    profiles: dict[str, DemandProfile]
-    usage: dict[str, dict[str, Usage]]
-    resize_memory: dict[str, ResizeMemory]
-    reported_at: dict[str, float]
-    ignored: dict[str, int]
-    overlooked: dict[str, int]
-    refused: tuple[tuple[tuple[FitError, ...], tuple[str, ...]], ...]  # reasons, ids of the jobs they hold for
-    model_versions: dict[str, str] = field(default_factory=dict)
-    evidence: tuple[Observation, ...] = ()
-    accounts: dict[Kind, dict[str, tuple[float, float]]] = field(default_factory=dict)
-    progress: dict[str, Progress] = field(default_factory=dict)
-    reservation: Reservation | None = None
-    deadlines_seen_at: float = 0.0
-    typed_profiles: dict[str, dict[str, DemandProfile]] = field(default_factory=dict)
-    moves: Moves = field(default_factory=Moves)
-
-
-# The one-element tuple carries the configuration, which a bare dataclass cannot: infinities survive the round trip.
-_ADAPTER = TypeAdapter(tuple[_Record], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +65,6 @@ class State:
         resize_memory: What resizing remembers, by GPU id.
         reported_at: When each host last reported measurements.
         ignored: How many events were ignored, by reason.
-        refused: Why each waiting job was refused in the last cycle; jobs that ask for the same share one object.
         overlooked: For how many cycles in a row a waiting job was not given an idle GPU it fits (see invariants).
         model_versions: Version of each kind of model that is to predict.
         evidence: How fast jobs were that shared a GPU here.
@@ -106,7 +73,8 @@ class State:
         reservation: GPUs held for a job that waited long.
         deadlines_seen_at: When the deadlines of running jobs were last looked at.
         moves: What is under way, and what must be remembered, of moving and suspending jobs.
-        fleet: The GPUs as the last proposal left them; brought up to date by the next, not written down.
+        line: The waiting jobs, with what they were told.
+        floor: The GPUs as placement sees them.
         models: The models themselves; not written down, they follow from the versions.
     """
 
@@ -125,7 +93,6 @@ class State:
     reported_at: dict[str, float] = field(default_factory=dict)
     ignored: dict[str, int] = field(default_factory=dict)
     overlooked: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, tuple[FitError, ...]] = field(default_factory=dict)
     model_versions: dict[str, str] = field(default_factory=dict)
     evidence: EvidenceBook = field(default_factory=EvidenceBook)
     accounts: Accounts = field(default_factory=Accounts)
@@ -141,10 +108,12 @@ class State:
     leased: set[str] = field(default_factory=set)
     delayed: set[str] = field(default_factory=set)
     dated: set[str] = field(default_factory=set)
+    starting: set[str] = field(default_factory=set)
     on_gpu: dict[str, set[str]] = field(default_factory=dict)
-    fleet: Fleet = field(default_factory=Fleet)
+    with_host: dict[str, set[str]] = field(default_factory=dict)
+    line: Line = field(default_factory=Line)
+    floor: Floor = field(default_factory=Floor)
     _ended: list[tuple[float, int, str]] = field(default_factory=list)
-    _views: dict[str, GpuView] = field(default_factory=dict)
     _gpu_type: str | None = None  # of all GPUs; None = there are several, or none
     _gpu_types: tuple[str, ...] = ()
     _expectations: dict[tuple[object, ...], DemandProfile] = field(default_factory=dict)
@@ -161,8 +130,7 @@ class State:
 
     def on_host(self, host_id: str) -> list[Job]:
         """Return the leased jobs that have a part on the host which it has not let go of, in order of submission."""
-        jobs = self.in_order(self.leased)
-        return [job for job in jobs if host_id in job.hosts and host_id not in job.exited_hosts]
+        return [job for job in self.in_order(self.with_host.get(host_id, ())) if host_id not in job.exited_hosts]
 
     def profile_of(self, job: Job) -> DemandProfile:
         """Return the best that is known of the job.
@@ -208,6 +176,16 @@ class State:
         typed = {} if job.lease is not None else self.typed_profiles.get(job.spec.fingerprint, {})
         return request_of(job, self.profile_of(job), self.settings, typed, self._gpu_types)
 
+    def key_of(self, job: Job) -> Key:
+        """Return what decides whether a waiting job finds a place."""
+        by_queue = any(True for _ in limits_of(self.settings.scheduling, job.spec.hints))
+        return ask_of(job, known=job.spec.fingerprint in self.profiles, by_queue=by_queue)
+
+    def waiting_gpus(self) -> int:
+        """Return the GPUs that the jobs which may be placed now ask for together."""
+        later = (job for job in map(self.jobs.__getitem__, self.delayed) if job.not_before > self.now)
+        return self.line.gpus_wanted() - sum(job.spec.hints.gpus for job in later)
+
     def standing(self) -> Standing:
         """Return what the order of the queue rests on besides the jobs."""
         rules = self.settings.scheduling
@@ -231,6 +209,33 @@ class State:
         slowest = max_slowdown(job.spec.hints, self.settings)
         return now + left_s / (progress.speed if progress else 1.0), now + left_s * slowest
 
+    def free_at(self) -> Floats:
+        """Return when each GPU of the fleet is expected to be empty, Unix seconds; infinity when nobody knows."""
+        return self.floor.free_at(self.fleet(), self._ends_on, self.now)
+
+    def _ends_on(self, gpu_id: str) -> tuple[float, float, float]:
+        first, last, starting = math.inf, -math.inf, -math.inf
+        for job_id in self.on_gpu.get(gpu_id, ()):
+            job, progress = self.jobs[job_id], self.progress.get(job_id)
+            expected_s = job.spec.hints.expected_duration_s
+            if job.state is JobState.STOPPING:
+                continue
+            if expected_s is None:
+                last = math.inf
+            elif progress is None:
+                starting = max(starting, expected_s)
+            else:
+                end = progress.at + (expected_s - progress.done_s) / progress.speed
+                first, last = min(first, end), max(last, end)
+        return first, last, starting
+
+    def note_progress(self, job: Job, progress: Progress) -> None:
+        """Note how far a running job is."""
+        self.progress[job.spec.job_id] = progress
+        self.floor.retime(
+            share.gpu_id for share in (job.lease.shares if job.lease else ()) if share.gpu_id in self.gpus
+        )
+
     def shares_on(self, job: Job, host_id: str) -> tuple[Share, ...]:
         """Return the job's shares that lie on the host."""
         shares = job.lease.shares if job.lease else ()
@@ -238,26 +243,26 @@ class State:
 
     def view(self, gpu_id: str) -> GpuView:
         """Return the GPU with its residents, as placement sees it."""
-        view = self._views.get(gpu_id)
-        if view is None:
-            view = self._views[gpu_id] = self._build_view(self.gpus[gpu_id])
-        return view
+        return self.floor.view(gpu_id, self._build_view)
+
+    def fleet(self) -> Fleet:
+        """Return all GPUs with their residents. Who changes it takes that back."""
+        return self.floor.fleet(self.gpus, self._build_view)
+
+    @property
+    def refused(self) -> dict[str, tuple[FitError, ...]]:
+        """Why each waiting job was refused, as of when all GPUs were last looked at for it."""
+        return {job_id: ask.refusal.errors for ask in self.line.refusals() for job_id in ask.jobs if ask.refusal}
+
+    def why_refused(self, job_id: str) -> tuple[FitError, ...]:
+        """Return why the job waits, as of when all GPUs were last looked at for it; empty when that never happened."""
+        refusal = self.line.ask_of(job_id).refusal if job_id in self.line else None
+        return refusal.errors if refusal else ()
 
     def signals(self, gpu_id: str) -> dict[str, UsageSignal]:
         """Return what is known of the demand of each resident of the GPU that was measured there."""
         measured = ((job_id, self.usage.get(job_id, {}).get(gpu_id)) for job_id in self.on_gpu.get(gpu_id, ()))
         return {job_id: usage.signal for job_id, usage in sorted(measured, key=itemgetter(0)) if usage}
-
-    def snapshot(self) -> Snapshot:
-        """Return an immutable picture of the state, for one scheduling cycle or one look."""
-        waiting = self.in_order(job_id for job_id in self.queued if self.jobs[job_id].not_before <= self.now)
-        return Snapshot(
-            now=self.now,
-            settings=self.settings,
-            waiting=tuple(waiting),
-            gpus=tuple(self.view(gpu_id) for gpu_id in self.gpus),
-            hosts_known=bool(self.hosts),
-        )
 
     # -- changing ---------------------------------------------------------------------------------------------------
 
@@ -281,44 +286,74 @@ class State:
 
     def put_host(self, host: Host) -> None:
         """Record a host and its GPUs; GPUs it no longer has are dropped. A GPU belongs to its last announcer."""
+        before = self.hosts.get(host.host_id)
         self.hosts[host.host_id] = host
-        announced = {gpu.gpu_id for gpu in host.gpus}
-        for gpu in list(self.gpus.values()):
-            if gpu.host_id == host.host_id and gpu.gpu_id not in announced:
-                self._drop_gpu(gpu.gpu_id)
-        for gpu in host.gpus:
-            self.gpus[gpu.gpu_id] = replace(sound(gpu), host_id=host.host_id)
-            self._account_residents(gpu.gpu_id)
-        self._look_at_gpus()
+        new = {gpu.gpu_id: replace(sound(gpu), host_id=host.host_id) for gpu in host.gpus}
+        gone = [gpu.gpu_id for gpu in self._gpus_of(before) if gpu.gpu_id not in new]
+        for gpu_id in gone:
+            self._drop_gpu(gpu_id)
+        known = {gpu_id: self.gpus.get(gpu_id) for gpu_id in new}
+        if gone or known != new:
+            self.gpus.update(new)
+            for gpu_id in new:
+                self._account_residents(gpu_id)
+            self._look_at_gpus()
+        else:
+            self.floor.touch(new)
 
     def set_unreachable(self, host_id: str) -> None:
         """Note that a known host does not answer."""
-        self.hosts[host_id] = replace(self.hosts[host_id], reachable=False)
-        self._views.clear()
+        host = self.hosts[host_id] = replace(self.hosts[host_id], reachable=False)
+        self.floor.touch(gpu.gpu_id for gpu in self._gpus_of(host))
 
     def drop_host(self, host_id: str) -> None:
         """Forget a host and its GPUs."""
-        self.hosts.pop(host_id, None)
+        host = self.hosts.pop(host_id, None)
         self.reported_at.pop(host_id, None)
-        for gpu in list(self.gpus.values()):
-            if gpu.host_id == host_id:
-                self._drop_gpu(gpu.gpu_id)
+        for gpu in self._gpus_of(host):
+            self._drop_gpu(gpu.gpu_id)
         self._look_at_gpus()
+
+    def _gpus_of(self, host: Host | None) -> list[Gpu]:
+        """Return the GPUs that the host announced and that nobody else has announced since."""
+        known = (self.gpus.get(gpu_id) for gpu_id in dict.fromkeys(gpu.gpu_id for gpu in (host.gpus if host else ())))
+        return [gpu for gpu in known if gpu is not None and host is not None and gpu.host_id == host.host_id]
 
     def learn(self, fingerprint: str, profile: DemandProfile, gpu_type: str) -> None:
         """Keep what a run of this fingerprint showed on such a GPU, unless a longer observation is known."""
+        news = fingerprint not in self.profiles
+        changed = keep_longest(self.profiles, fingerprint, profile)
         if len(self._gpu_types) > 1:
-            keep_longest(self.typed_profiles.setdefault(fingerprint, {}), gpu_type, profile)
-        keep_longest(self.profiles, fingerprint, profile)
+            changed |= keep_longest(self.typed_profiles.setdefault(fingerprint, {}), gpu_type, profile)
+        if news:
+            self._queue_anew(self.line.of_program(fingerprint))
+        elif changed:
+            self.line.unsettle(self.line.asks_of(fingerprint))
         if len(self.profiles) > KEPT_FINGERPRINTS:
             oldest = next(iter(self.profiles))
             del self.profiles[oldest]
             self.typed_profiles.pop(oldest, None)
+            self._queue_anew(self.line.of_program(oldest))
 
     def set_settings(self, settings: Settings) -> None:
         """Put settings in force."""
-        self.settings = settings
-        self._views.clear()
+        before, self.settings = self.settings, settings
+        if all(getattr(before, name) == getattr(settings, name) for name in ("placement", "resize", "scheduling")):
+            return
+        self.floor.renew()
+        self.line.unsettle()
+        self._queue_anew(self.queued)
+
+    @contextmanager
+    def trying(self, settings: Settings) -> Iterator[None]:
+        """Look at the state as it would be under other settings; afterwards it is as before."""
+        kept = self.settings, self.floor
+        self.settings, self.floor = settings, Floor()
+        self.floor.renew()
+        try:
+            yield
+        finally:
+            self.settings, self.floor = kept
 
     def ignore(self, reason: str) -> None:
         """Count an event that was ignored."""
@@ -328,7 +363,7 @@ class State:
 
     def to_json(self) -> bytes:
         """Return the state as JSON; equal states give equal bytes."""
-        record = _Record(
+        record = Record(
             schema_version=SCHEMA_VERSION,
             configured=self.configured,
             settings=self.settings,
@@ -345,7 +380,8 @@ class State:
             reported_at=self.reported_at,
             ignored=self.ignored,
             overlooked=self.overlooked,
-            refused=self._grouped_refusals(),
+            told=tuple(self._told()),
+            changed_gpus=tuple(sorted(self.floor.changed)),
             model_versions=self.model_versions,
             evidence=self.evidence.observations(),
             accounts=self.accounts.used(),
@@ -354,7 +390,7 @@ class State:
             deadlines_seen_at=self.deadlines_seen_at,
             moves=self.moves,
         )
-        return _ADAPTER.dump_json((record,))
+        return write(record)
 
     @classmethod
     def from_json(cls, text: bytes) -> State:
@@ -363,7 +399,7 @@ class State:
         Raises:
             ValueError: The text is not such a state (pydantic's message says where).
         """
-        (record,) = _ADAPTER.validate_json(text)
+        record = read(text)
         state = cls(
             settings=record.settings,
             configured=record.configured,
@@ -379,7 +415,6 @@ class State:
             reported_at=record.reported_at,
             ignored=record.ignored,
             overlooked=record.overlooked,
-            refused={job_id: errors for errors, job_ids in record.refused for job_id in job_ids},
             model_versions=record.model_versions,
             evidence=EvidenceBook(record.evidence),
             progress=record.progress,
@@ -391,6 +426,13 @@ class State:
             state.put(job)
         state.accounts.restore(record.accounts)
         state._look_at_gpus()
+        state.floor.changed = set(record.changed_gpus)
+        for told in record.told:
+            ask = state.line.ask_of(told.job_ids[0])
+            ask.refusal, ask.over_quota = told.refusal, told.over_quota
+            state.line.note_never(ask)
+            if told.settled:
+                state.line.settle(ask)
         return state
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -405,14 +447,17 @@ class State:
             (self.leased, job.lease is not None),
             (self.delayed, job.state is JobState.QUEUED and job.not_before > 0.0),
             (self.dated, job.lease is not None and job.spec.hints.deadline_s is not None),
+            (self.starting, job.state is JobState.STARTING),
         ):
             if belongs:
                 index.add(job_id)
             else:
                 index.discard(job_id)
-        if job.state is not JobState.QUEUED:
+        if job.state is JobState.QUEUED:
+            self._queue_anew((job_id,))
+        else:
             self.overlooked.pop(job_id, None)
-            self.refused.pop(job_id, None)
+            self.line.remove(job_id)
         if job.lease is None:
             self.progress.pop(job_id, None)
         self.moves.follow(job)
@@ -422,12 +467,22 @@ class State:
             self.on_gpu[gpu_id].discard(job_id)
         for gpu_id in after - before:
             self.on_gpu.setdefault(gpu_id, set()).add(job_id)
+        for host_id in old.hosts if old and old.lease else ():
+            self.with_host[host_id].discard(job_id)
+        for host_id in job.hosts if job.lease else ():
+            self.with_host.setdefault(host_id, set()).add(job_id)
         seen = old is not None and old.lease is job.lease and old.profile is job.profile and old.asks_like(job)
         if not seen or (old is not None and old.state is not job.state):
             self._account(job)
+            self.floor.retime(gpu_id for gpu_id in before | after if gpu_id in self.gpus)
         if not seen or (old is not None and old.urgency != job.urgency):
-            for gpu_id in before | after:
-                self._views.pop(gpu_id, None)
+            self.floor.touch(gpu_id for gpu_id in before | after if gpu_id in self.gpus)
+
+    def _queue_anew(self, job_ids: Iterable[str]) -> None:
+        """Bring in line what these waiting jobs ask."""
+        for job_id in list(job_ids):
+            job = self.jobs[job_id]
+            self.line.put(job, self.key_of(job), max_slowdown(job.spec.hints, self.settings))
 
     def _account(self, job: Job) -> None:
         self.accounts.note(job, self.gpus, self.now, self.settings.scheduling.usage_half_life_s)
@@ -436,14 +491,15 @@ class State:
         for job in self.residents(gpu_id):
             self._account(job)
 
-    def _grouped_refusals(self) -> tuple[tuple[tuple[FitError, ...], tuple[str, ...]], ...]:
-        """Thousands of jobs may share one long refusal: it is written once."""
-        groups: dict[int, tuple[tuple[FitError, ...], list[str]]] = {}
-        for job_id, errors in self.refused.items():
-            groups.setdefault(id(errors), (errors, []))[1].append(job_id)
-        return tuple((errors, tuple(job_ids)) for errors, job_ids in groups.values())
+    def _told(self) -> Iterator[Told]:
+        """Thousands of jobs may have been told the same, at length: it is written once."""
+        seqs = {id(ask): sorted(ask.jobs, key=lambda job_id: self.jobs[job_id].seq) for ask in self.line.refusals()}
+        for ask in sorted(self.line.refusals(), key=lambda ask: self.jobs[seqs[id(ask)][0]].seq):
+            if ask.refusal is not None:
+                yield Told(ask.refusal, ask.settled, ask.over_quota, tuple(seqs[id(ask)]))
 
-    def _build_view(self, gpu: Gpu) -> GpuView:
+    def _build_view(self, gpu_id: str) -> GpuView:
+        gpu = self.gpus[gpu_id]
         host = self.hosts[gpu.host_id]
         note = "" if host.reachable else f"host {host.name} does not answer"
         return GpuView(
@@ -464,8 +520,8 @@ class State:
 
     def _look_at_gpus(self) -> None:
         """Bring in line what follows from the GPUs there are."""
-        self._views.clear()
-        self.fleet = Fleet()  # its numbering follows from the GPUs there are
+        self.floor.renew()
+        self.line.unsettle()
         self._gpu_types = tuple(dict.fromkeys(gpu.gpu_type for gpu in self.gpus.values()))
         self._gpu_type = self._gpu_types[0] if len(self._gpu_types) == 1 else None
 
@@ -475,6 +531,7 @@ class State:
 
     def _drop_gpu(self, gpu_id: str) -> None:
         del self.gpus[gpu_id]
+        self.floor.forget(gpu_id)
         self.resize_memory.pop(gpu_id, None)
         self._account_residents(gpu_id)
 

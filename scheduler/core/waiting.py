@@ -16,10 +16,14 @@ starts at the latest when those are gone that were there when its promised time 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from cotenant.placement.constraints import could_take
+from cotenant.placement.fleet import Floats, Part, part_of
+from cotenant.placement.shares import memory_needs
 from cotenant.placement.types import GpuView, Request
 from cotenant.scheduler.core.model import Job, Reservation
 
@@ -79,7 +83,9 @@ class Wish:
         return gpu.schedulable and could_take(self.request, gpu, self.margin)
 
 
-def reserve(wish: Wish, gpus: Sequence[GpuView], end_of: EndOf, now: float) -> Reservation | None:
+def reserve(
+    wish: Wish, gpus: Sequence[GpuView], end_of: EndOf, now: float, free: Floats | None = None
+) -> Reservation | None:
     """Return GPUs to hold for a job that has waited long; None when too few could take it.
 
     Args:
@@ -87,24 +93,33 @@ def reserve(wish: Wish, gpus: Sequence[GpuView], end_of: EndOf, now: float) -> R
         gpus: All GPUs it may use, as they would be now.
         end_of: When running jobs will end.
         now: Unix seconds.
+        free: When each GPU of the fleet is expected to be empty; None = as ``end_of`` says.
     """
-    groups: dict[str, list[GpuView]] = {}
-    for gpu in gpus:
-        if wish.could_have(gpu):
-            groups.setdefault(gpu.host_id if wish.request.one_host else "", []).append(gpu)
-    wanted = wish.request.gpus
-    sets = [
-        sorted(group, key=lambda gpu: rank([gpu], end_of, now))[:wanted]
-        for group in groups.values()
-        if len(group) >= wanted
-    ]
-    if not sets:
+    part, request = part_of(gpus), wish.request
+    fleet, rows = part.fleet, part.rows
+    if free is None:
+        free = np.array([free_at(gpu, end_of, now) for gpu in fleet])
+    could = fleet.schedulable[rows] & (memory_needs(request, fleet.capacity[rows], wish.margin) <= fleet.capacity[rows])
+    if request.gpus > 1:
+        could &= ~fleet.instance[rows]
+    places = part.places[could]
+    if len(places) < request.gpus:
         return None
-    best = min(sets, key=lambda some: rank(some, end_of, now))
-    return Reservation(wish.job_id, tuple(gpu.gpu_id for gpu in best))
+    hosts = fleet.host[places] if request.one_host else np.zeros(len(places), dtype=np.int64)
+    order = np.lexsort((fleet.crowd[places], free[places], hosts))
+    starts = np.flatnonzero(np.r_[True, np.diff(hosts[order]) != 0])
+    sizes = np.diff(np.r_[starts, len(order)])
+    enough = starts[sizes >= request.gpus]
+    if not len(enough):
+        return None
+    sets = places[order[enough[:, None] + np.arange(request.gpus)]]  # shape (hosts, GPUs)
+    best = np.lexsort((sets.min(axis=1), fleet.crowd[sets].sum(axis=1), free[sets].max(axis=1)))[0]
+    return Reservation(wish.job_id, tuple(fleet.views[place].gpu_id for place in sets[best].tolist()))
 
 
-def renewed(old: Reservation, wish: Wish, gpus: Sequence[GpuView], end_of: EndOf, now: float) -> Reservation | None:
+def renewed(  # noqa: PLR0917 - the arguments of ``reserve``, and what is renewed
+    old: Reservation, wish: Wish, gpus: Sequence[GpuView], end_of: EndOf, now: float, free: Floats | None = None
+) -> Reservation | None:
     """Return the reservation a job has from now on; None when it can have none any more.
 
     Args:
@@ -113,14 +128,21 @@ def renewed(old: Reservation, wish: Wish, gpus: Sequence[GpuView], end_of: EndOf
         gpus: As for ``reserve``.
         end_of: As for ``reserve``.
         now: Unix seconds.
+        free: As for ``reserve``.
     """
-    new = reserve(wish, gpus, end_of, now)
-    kept = [gpu for gpu in gpus if gpu.gpu_id in old.gpu_ids and wish.could_have(gpu)]
+    new = reserve(wish, gpus, end_of, now, free)
+    kept = [gpu for gpu in named(gpus, old.gpu_ids) if wish.could_have(gpu)]
     if new is None or len(kept) < wish.request.gpus:
         return new
-    other = [gpu for gpu in gpus if gpu.gpu_id in new.gpu_ids]
-    (end, residents), (other_end, others) = rank(kept, end_of, now), rank(other, end_of, now)
+    (end, residents), (other_end, others) = rank(kept, end_of, now), rank(named(gpus, new.gpu_ids), end_of, now)
     return replace(new, starts_by=old.starts_by) if others < residents and other_end <= end else old
+
+
+def named(gpus: Sequence[GpuView], gpu_ids: Collection[str]) -> list[GpuView]:
+    """Return those of the GPUs that are named, in order."""
+    part = part_of(gpus)
+    places = sorted(part.fleet.position(gpu_id) for gpu_id in gpu_ids if part.fleet.has(gpu_id))
+    return [part.fleet.views[place] for place in places]
 
 
 def rank(gpus: Sequence[GpuView], end_of: EndOf, now: float) -> tuple[float, int]:
@@ -130,7 +152,7 @@ def rank(gpus: Sequence[GpuView], end_of: EndOf, now: float) -> tuple[float, int
 
 def hold(reservation: Reservation, job: Job, gpus: Sequence[GpuView], end_of: EndOf, now: float) -> Held:
     """Return what is held for the job now, with what it is promised."""
-    views = [gpu for gpu in gpus if gpu.gpu_id in reservation.gpu_ids]
+    views = named(gpus, reservation.gpu_ids)
     expected = max(free_at(gpu, end_of, now) for gpu in views)
     promised = min(expected, math.inf if reservation.starts_by is None else reservation.starts_by)
     note = f"held for job {job.spec.job_id}, which has waited {now - job.queued_at:.0f} s"
@@ -152,16 +174,12 @@ def _latest(job_id: str, end_of: EndOf) -> float:
     return math.inf if end is None else end[1]
 
 
-def idle_gpus(gpus: Sequence[GpuView], held: Held) -> list[GpuView]:
-    """Return the GPUs that carry nothing and would take something."""
-    return [gpu for gpu in gpus if gpu.schedulable and not gpu.residents and gpu.gpu_id not in held]
-
-
-def fits_idle(request: Request, idle: Sequence[GpuView], margin: float) -> bool:
+def fits_idle(request: Request, idle: Part, margin: float) -> bool:
     """Whether the job fits these idle GPUs: a question without any doubt, whatever the policy predicts."""
-    count: dict[str, int] = {}
-    for gpu in idle:
-        if could_take(request, gpu, margin):
-            host = gpu.host_id if request.one_host else ""
-            count[host] = count.get(host, 0) + 1
-    return max(count.values(), default=0) >= request.gpus
+    capacity = idle.fleet.capacity[idle.places]
+    able = memory_needs(request, capacity, margin) <= capacity
+    if request.gpus > 1:
+        able &= ~idle.fleet.instance[idle.places]
+    hosts = idle.fleet.host[idle.places[able]]
+    most = int(np.bincount(hosts).max(initial=0)) if request.one_host else len(hosts)
+    return most >= request.gpus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,10 +14,11 @@ from cotenant.placement import types as placement
 from cotenant.placement.explain import explain as fold
 from cotenant.placement.objective import packing_saving
 from cotenant.placement.statement import Statement
-from cotenant.scheduler.core.cycle import Plan, propose
+from cotenant.scheduler.core.cycle import propose
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.model import Job, JobSpec, JobState
 from cotenant.scheduler.core.priority import ordered
+from cotenant.scheduler.core.proposal import Plan
 from cotenant.scheduler.core.queries import NO_HOST, share_view
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.views import AffectedJob, PlannedJob, PlanView
@@ -63,7 +64,7 @@ def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | 
     before = _look(core, (), now) if state.queued else _Look(Plan(), {})
     running = _newest(state) if settings is not None else []
     fitted = [job for job in running if _refusal(core, job) is None]
-    with _trying(state, settings):
+    with nullcontext() if settings is None else state.trying(settings):
         after = _look(core, imagined, now)
         affected = [*_waiting(state, before, after), *_running(core, fitted)]
         throughputs = [_predict(view, core.predictor) for view in after.plan.gpus]
@@ -80,19 +81,6 @@ def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | 
         )
 
 
-@contextmanager
-def _trying(state: State, settings: Settings | None) -> Iterator[None]:
-    """Look at the state as it would be under other settings (None = it stays as it is); afterwards it is as before."""
-    kept = state.settings
-    try:
-        if settings is not None:
-            state.set_settings(settings)
-        yield
-    finally:
-        if settings is not None:
-            state.set_settings(kept)
-
-
 def _imagine(state: State, spec: JobSpec, number: int, now: float) -> Job:
     spec = replace(spec, job_id=f"planned {number}: {spec.name}")
     return Job(spec, JobState.QUEUED, queued_at=now, seq=state.next_seq + number)
@@ -100,9 +88,11 @@ def _imagine(state: State, spec: JobSpec, number: int, now: float) -> Job:
 
 def _look(core: Core, imagined: Sequence[Job], now: float) -> _Look:
     state = core.state
-    snapshot = state.snapshot()
-    queue = ordered((*snapshot.waiting, *imagined), now, state.standing())
-    found = propose(state, snapshot, queue, core.policy, core.predictor)
+    waiting = (job for job in state.in_order(state.queued) if job.not_before <= state.now)
+    queue = ordered((*waiting, *imagined), now, state.standing())
+    if not state.hosts:
+        return _Look(Plan(), {})
+    found = propose(state, queue, core.policy, core.predictor)
     return _Look(found, {placed.job_id: placed for placed in found.placed})
 
 
