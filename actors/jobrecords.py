@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -89,6 +91,7 @@ class JobRecord:
     stop: jobfiles.StopRequest | None = None
     damage: str = ""
     known_since: float = field(default_factory=time.monotonic)
+    detach: Callable[[Path, Collection[int]], None] | None = None  # what comes before a kill, where something does
 
     @property
     def key(self) -> tuple[str, int]:
@@ -150,8 +153,7 @@ class JobRecord:
             code = -signal.SIGKILL if self.stop.lost else 0
             return Exited(*self.key, code, self.stop.reason, self.stop.lost, stopped=True)
         if time.monotonic() >= self.stop.kill_at:
-            for process in left:
-                runner.send(process, signal.SIGKILL)
+            self._kill(left)
         return None
 
     def _end_damaged(self) -> Exited | None:
@@ -164,9 +166,15 @@ class JobRecord:
     def _kill_left_behind(self) -> bool:
         job_dir = self.launched.job_dir
         left = jobfiles.left_behind(job_dir, self.supervisor) + jobfiles.attached(job_dir, started_only=True)
-        for process in left:
-            runner.send(process, signal.SIGKILL)
+        self._kill(left)
         return bool(left)
+
+    def _kill(self, processes: Sequence[runner.Process]) -> None:
+        if self.detach is not None and processes:
+            with contextlib.suppress(*_DAMAGE, OSError):
+                self.detach(self.launched.job_dir, [process.pid for process in processes])
+        for process in processes:
+            runner.send(process, signal.SIGKILL)
 
 
 def load(job_dir: Path, backend: EnforcementBackend) -> JobRecord:
@@ -191,7 +199,8 @@ def load(job_dir: Path, backend: EnforcementBackend) -> JobRecord:
     )
     if launch["kind"] not in ("command", "lease") or (launched.job_id, epoch) != jobfiles.key_of(job_dir):
         raise ValueError(f"launch.json is of a {launch['kind']} {launched.job_id}, share of epoch {epoch}")
-    return JobRecord(launched, shares, revision, supervisor, stop=jobfiles.read_stop(job_dir))
+    stop = jobfiles.read_stop(job_dir)
+    return JobRecord(launched, shares, revision, supervisor, stop=stop, detach=backend.detach)
 
 
 def adopt(job_dir: Path, backend: EnforcementBackend) -> JobRecord:

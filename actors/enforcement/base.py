@@ -7,7 +7,7 @@ launcher) makes sure that only one thread at a time touches a job.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -108,6 +108,10 @@ class EnforcementBackend(Protocol):
 
     def lost(self, job_dir: Path) -> str:
         """Say why the job's processes cannot go on through no fault of theirs; empty when they can."""
+        ...
+
+    def detach(self, job_dir: Path, pids: Collection[int]) -> None:
+        """Take processes that are about to be killed off the device in good order, where that matters."""
         ...
 
     def pause(self, job_dir: Path) -> Pause:

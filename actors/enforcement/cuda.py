@@ -7,8 +7,9 @@ without the program's help.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ NO_MPS = {mpscontrol.PIPE_VARIABLE: "/nonexistent/no-mps"}
 MPS_RECORD = "mps.json"
 # NVIDIA's advice for n clients is 100 % / (n / 2) each: who idles leaves room for the others. A share may double.
 COMPUTE_ROOM = 2.0
+DETACH_S = 2.0  # a daemon that takes longer to answer is asked no more
 
 
 class TimeSliceEnforcement(ShareFile):
@@ -131,6 +133,12 @@ class MpsEnforcement(TimeSliceEnforcement):
         """See ``EnforcementBackend.lost``."""
         record = _read(job_dir)
         return self._service(record["gpu_id"]).lost(record["daemon"])
+
+    def detach(self, job_dir: Path, pids: Collection[int]) -> None:
+        """See ``EnforcementBackend.detach``: what dies with work in flight takes its neighbours along."""
+        folder = self._service(_read(job_dir)["gpu_id"]).folder
+        with contextlib.suppress(mpscontrol.MpsError):  # they end all the same
+            mpscontrol.terminate_clients(folder, pids, DETACH_S)
 
     def pause(self, job_dir: Path) -> Pause:
         """See ``EnforcementBackend.pause``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from cotenant.actors import runner
@@ -90,6 +90,10 @@ class HostEnforcement(ShareFile):
     def lost(self, job_dir: Path) -> str:
         """See ``EnforcementBackend.lost``."""
         return self._way(job_dir).lost(job_dir)
+
+    def detach(self, job_dir: Path, pids: Collection[int]) -> None:
+        """See ``EnforcementBackend.detach``."""
+        self._way(job_dir).detach(job_dir, pids)
 
     def pause(self, job_dir: Path) -> Pause:
         """See ``EnforcementBackend.pause``."""

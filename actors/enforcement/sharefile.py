@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from cotenant.actors.devices.base import GpuInfo
@@ -102,6 +102,9 @@ class ShareFile:
     def lost(self, job_dir: Path) -> str:
         """See ``EnforcementBackend.lost``."""
         return ""
+
+    def detach(self, job_dir: Path, pids: Collection[int]) -> None:
+        """See ``EnforcementBackend.detach``."""
 
     def pause(self, job_dir: Path) -> Pause:
         """See ``EnforcementBackend.pause``."""

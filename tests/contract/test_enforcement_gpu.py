@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -170,6 +171,20 @@ def test_a_daemon_that_does_not_answer_keeps_no_job_alive(host):
     output, _, _ = host.launcher.read_output("job", 1, 0, 10_000)
     assert b"its GPU work was not ended in good order" in output
     host.fake.say(how="")
+
+
+def test_processes_of_a_lease_are_ended_in_good_order_too(host):
+    host.launch("lease", kind="lease")
+    env = {**os.environ, **host.launcher.environment("lease", 1), "COTENANT_ATTACH": "1"}
+    process = subprocess.Popen([sys.executable, "-c", IGNORE_TERM + SLEEP], env=env)
+    wait_until(lambda: process.pid in host.launcher.root_pids("lease"), 10, "it has attached itself")
+    wait_until(lambda: ignores_term(process.pid), 10, "it ignores SIGTERM")
+    host.fake.say(servers="41", clients=str(process.pid))
+    host.launcher.stop("lease", 1, 0.1, "enough")
+    wait_until(lambda: bool(host.launcher.poll()) or process.poll() is not None, 10, "it is killed")
+    assert process.wait() == -signal.SIGKILL
+    assert f"terminate_client 41 {process.pid}" in host.fake.asked
+    host.exited("lease")
 
 
 def test_children_that_hold_device_memory_die_with_the_job_that_is_killed(host):
