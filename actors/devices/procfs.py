@@ -58,10 +58,11 @@ class Reading(NamedTuple):
 class Process:
     """One process, held open. Every method but ``close`` raises ``ProcessLookupError`` once it has ended."""
 
-    __slots__ = ("_clock", "_stat_fd", "_statm_fd", "pid")
+    __slots__ = ("_clock", "_io_fd", "_stat_fd", "_statm_fd", "pid")
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._io_fd: int | None = None  # opened when it is first asked for
         # The process's CPU clock (CPUCLOCK_SCHED of another process), see clock_getcpuclockid(3): nanoseconds, all
         # threads, including those that have ended.
         self._clock = (~pid << 3) | 2
@@ -94,21 +95,27 @@ class Process:
     def io_bytes(self) -> tuple[int, int] | None:
         """Return the bytes read and written by system calls, children it has waited for included.
 
-        None when the kernel does not let this process look, as for one that has changed its user.
+        None when the kernel does not let this process look, as for one that has changed its user, or no descriptor is
+        left.
         """
         try:
-            with open(f"/proc/{self.pid}/io", "rb", buffering=0) as file:  # noqa: PTH123 (on the sampling path)
-                fields = file.read(_READ_BYTES).split(maxsplit=4)
-        except PermissionError:
-            return None
+            if self._io_fd is None:
+                self._io_fd = os.open(f"/proc/{self.pid}/io", os.O_RDONLY | os.O_CLOEXEC)
+            fields = os.pread(self._io_fd, _READ_BYTES, 0).split(maxsplit=4)
         except FileNotFoundError as error:
             raise ProcessLookupError(self.pid) from error
+        except ProcessLookupError:
+            raise
+        except OSError:  # not permitted, or out of file descriptors
+            return None
         return int(fields[1]), int(fields[3])
 
     def close(self) -> None:
         """Close the descriptors. Call once."""
         os.close(self._statm_fd)
         os.close(self._stat_fd)
+        if self._io_fd is not None:
+            os.close(self._io_fd)
 
 
 class ProcessTable:

@@ -143,6 +143,10 @@ class ScriptedProcess(Process):
         self._check()
         return self.line
 
+    def io_bytes(self) -> tuple[int, int]:
+        self._check()
+        return 0, 0
+
     def _check(self) -> None:
         if not self.alive:
             raise ProcessLookupError(self.pid)
