@@ -21,6 +21,10 @@ SCENE_SIDE = 64  # pixels
 SCENES = 600
 TRAIN_SCENES = 576
 
+UTTERANCES, TRAIN_UTTERANCES = 480, 440
+FRAMES, BANDS = 96, 24  # of a spectrogram
+PHONES, MOST_PHONES = 12, 6
+
 PADDING, UNKNOWN = 0, 1  # token numbers
 
 
@@ -91,7 +95,46 @@ def _scene_records() -> Bytes:
     return np.concatenate([part.reshape(SCENES, -1) for part in scenes()], axis=1)
 
 
-RECORDS: dict[str, Callable[[], Bytes]] = {"digits": _digit_records, "scenes": _scene_records}
+def utterances() -> tuple[Bytes, Bytes]:
+    """Made-up speech: spectrograms of words of 3 to 6 phones, each phone a pair of formants that glides and lasts.
+
+    Returns:
+        Spectrograms (UTTERANCES, FRAMES, BANDS) with values 0 to 255, and phones (UTTERANCES, MOST_PHONES) from 1 to
+        PHONES, 0 where a word is over; always the same ones.
+    """
+    rng = np.random.default_rng(30)
+    bands = np.arange(BANDS)
+    formants = rng.uniform(2, BANDS - 3, (PHONES, 2))
+    frames = np.zeros((UTTERANCES, FRAMES, BANDS))
+    labels = np.zeros((UTTERANCES, MOST_PHONES), dtype=np.uint8)
+    for sound, word in zip(frames, labels, strict=True):
+        count = int(rng.integers(3, MOST_PHONES + 1))
+        word[:count] = rng.integers(1, PHONES + 1, count)
+        at = int(rng.integers(0, 8))
+        for phone in word[word > 0]:
+            length = int(rng.integers(8, 15))
+            glide = np.linspace(-1.0, 1.0, length)[:, None] * rng.uniform(-1.5, 1.5)
+            for formant in formants[phone - 1]:
+                sound[at : at + length] += np.exp(-0.5 * (bands[None, :] - formant - glide) ** 2)
+            at += length - 1
+    noisy = 200.0 * frames + rng.uniform(0.0, 60.0, frames.shape)
+    return np.clip(noisy, 0, 255).astype(np.uint8), labels
+
+
+def _utterance_records() -> Bytes:
+    return np.concatenate([part.reshape(UTTERANCES, -1) for part in utterances()], axis=1)
+
+
+def split_utterances(records: Bytes) -> tuple[Bytes, Bytes]:
+    """Records of "utterances" back into spectrograms and phones."""
+    return records[:, : FRAMES * BANDS].reshape(-1, FRAMES, BANDS), records[:, FRAMES * BANDS :]
+
+
+RECORDS: dict[str, Callable[[], Bytes]] = {
+    "digits": _digit_records,
+    "scenes": _scene_records,
+    "utterances": _utterance_records,
+}
 """What a storage server can serve: name → records (N, bytes of one record)."""
 
 
