@@ -99,7 +99,7 @@ class Backlog(Generic[Item]):
             hosts.setdefault(host_id, []).append(item)
         try:
             for host_id in list(hosts):
-                self._store.write(host_id, [self._to_row(item) for item in hosts[host_id]])
+                self._write_host(host_id, hosts[host_id])
                 del hosts[host_id]
             self._tidy()
         except OSError as error:
@@ -111,6 +111,16 @@ class Backlog(Generic[Item]):
             if self._failing:
                 self._tell(f"cotenant prm: the {self._what} is written again")
             self._failing = False
+
+    def _write_host(self, host_id: str, items: Sequence[Item]) -> None:
+        """Write one host's rows; OSError when the disk is to blame. Rows that are themselves to blame are left out."""
+        try:
+            self._store.write(host_id, [self._to_row(item) for item in items])
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - no row may end the thread that writes all others
+            what = f"{len(items)} rows of host {host_id} for the {self._what} were left out"
+            self._tell(f"cotenant prm: {what}: {type(error).__name__}: {error}")
 
     def _tidy(self) -> None:
         now = self._clock()

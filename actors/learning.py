@@ -1,32 +1,39 @@
 """What the PRM learns beyond one job: how jobs slow each other down here, how right the predictions are, new models.
 
-Everything is told to the scheduler as evidence and kept in the state directory, so a restart of the actor forgets at
-most what was measured of the sets that are together at that moment.
+Everything is kept in the state directory, so a restart of the actor forgets at most what was measured of the sets that
+are together at that moment, and told to the scheduler until it says that it has it. What is told of a set is always all
+that is known of it: the scheduler may hear it twice.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.models import ModelShelf
 from cotenant.actors.retraining import Outcome, Retrainer
 from cotenant.configs.settings import PredictionSettings
 from cotenant.forecasting.datasets.observation_file import load_observations, save_observations
+from cotenant.forecasting.datasets.registry import Kind, ModelFileError
 from cotenant.forecasting.interference.evidence import KEPT_SETS, EvidenceBook
-from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.interference.observations import Observation, SetKey
 from cotenant.forecasting.pairing import PairTracker
 from cotenant.forecasting.types import DemandProfile, Signature
 
 TELL_EVERY_S = 5.0  # the scheduler takes evidence in at a cost, so in lots
 ENOUGH_TO_TRAIN = 12  # measurements of sets since the last training
 ENOUGH_WINDOWS = 20_000  # for trained demand experts: five and a half hours of one job
+KEPT_VERSIONS = 10  # of each kind of model, beside the active one
 LONGEST_FILE = 5 * KEPT_SETS  # lines, before the file is written anew
 
 
 class Evidence:
     """How fast jobs were beside each other, measured on this cluster; kept in a file. Not thread-safe.
+
+    ``book`` holds all that is known.
 
     Args:
         path: The file.
@@ -36,9 +43,10 @@ class Evidence:
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
         self.path = path
         self.since_training = 0
+        self.book = EvidenceBook()
         self._tell = tell
         self._tracker = PairTracker()
-        self._unsent: list[Observation] = []
+        self._untold: dict[SetKey, None] = {}
         self._unsaved: list[Observation] = []
         self._sent_at = 0.0
         self._failing = False
@@ -62,12 +70,19 @@ class Evidence:
         return found
 
     def due(self, now: float) -> tuple[Observation, ...]:
-        """Return what the scheduler has to be told now, once."""
-        if not self._unsent or 0.0 <= now - self._sent_at < TELL_EVERY_S:
+        """Return what the scheduler has to be told now, seconds after the last time: all that it has not taken in."""
+        if not self._untold or 0.0 <= now - self._sent_at < TELL_EVERY_S:
             return ()
         self._sent_at = now
-        told, self._unsent = tuple(self._unsent), []
-        return told
+        known = {key: found for key in self._untold if (found := self.book.of(key)) is not None}
+        self._untold = dict.fromkeys(known)  # what the book has forgotten need not be told
+        return tuple(known.values())
+
+    def told(self, observations: Sequence[Observation]) -> None:
+        """The scheduler has taken these in; what was measured of a set since then is still to be told."""
+        for each in observations:
+            if each.key is not None and self.book.of(each.key) is each:
+                self._untold.pop(each.key, None)
 
     def save(self) -> None:
         """Append what is new to the file. When the disk is full it waits in memory, up to a limit."""
@@ -83,12 +98,18 @@ class Evidence:
             self._unsaved = []
 
     def _keep(self, found: Sequence[Observation]) -> None:
-        self._unsent += found
+        self._note(found)
         self._unsaved += found
         self.since_training += len(found)
 
+    def _note(self, found: Sequence[Observation]) -> None:
+        for each in found:
+            self.book.add(each)
+            if each.key is not None:
+                self._untold[each.key] = None
+
     def _restore(self) -> None:
-        """Shorten a long file to one line per set. The scheduler has kept what it was told."""
+        """Read the file, and shorten a long one to one line per set."""
         try:
             loaded = load_observations(self.path)
         except FileNotFoundError:
@@ -99,12 +120,13 @@ class Evidence:
         for problem in loaded.problems[:3]:
             self._tell(problem)
         self.since_training = len(loaded.observations)
+        self._note(loaded.observations)
         if len(loaded.observations) <= LONGEST_FILE:
             return
         try:
             fresh = self.path.with_suffix(".new")
             fresh.unlink(missing_ok=True)
-            save_observations(fresh, EvidenceBook(loaded.observations).observations())
+            save_observations(fresh, self.book.observations())
             fresh.replace(self.path)
         except OSError as error:
             self._tell(f"{self.path} cannot be shortened ({error})")
@@ -155,10 +177,16 @@ class Training:
         outcome = self._retrainer.poll()
         if outcome is not None:
             self.outcomes[outcome.kind] = outcome
+            self._tidy(outcome.kind)
         if self._settings.retrain:
             self._start_interference(evidence, reasons.get("interference", ""))
             self._start_demand(reasons.get("demand", ""))
         return outcome
+
+    def _tidy(self, kind: str) -> None:
+        """Delete old versions; the active one always stays. What cannot be deleted stays until the next training."""
+        with contextlib.suppress(ModelFileError, OSError):  # a damaged registry is told by the shelf
+            self._shelf.registry.prune(cast(Kind, kind), KEPT_VERSIONS)
 
     def close(self) -> None:
         """End a training that runs."""

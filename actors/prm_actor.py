@@ -19,10 +19,12 @@ from cotenant.actors.messages import WindowBatch
 from cotenant.actors.models import ModelShelf
 from cotenant.actors.watch import PredictionLog, Watch
 from cotenant.configs.settings import Settings
+from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.profiles import ProfileBook, on_type
 from cotenant.forecasting.signatures import accepted, brief
 from cotenant.forecasting.types import DemandProfile, Forecast, JobMeasurement, Signature
 from cotenant.scheduler.core.events import EvidenceGathered, MeasurementsReported
+from cotenant.scheduler.errors import CotenantError
 from cotenant.scheduler.names import NAMESPACE, SCHEDULER
 from cotenant.scheduler.views import DemandScoreView, PredictionsView, TrainingView
 
@@ -64,9 +66,10 @@ class Prm:
         self._evidence = Evidence(folder / "evidence.jsonl", _log)
         store = store_folder(settings.signatures, folder) if settings.signatures.enabled else None
         log = PredictionLog(settings.signatures, folder) if settings.signatures.enabled else None
-        self._watch = Watch(self._shelf, log)
+        self._watch = Watch(self._shelf, log, self._evidence.book.observations())
         self._training = Training(settings.prediction, self._shelf, folder, store)
         self._myself = _own_handle()
+        self._telling: tuple[Any, tuple[Observation, ...]] | None = None
         self._waiting: list[WindowBatch] = []
         self._saved_at = 0.0
         self._jobs: dict[str, deque[Signature]] = {}
@@ -209,13 +212,27 @@ class Prm:
             if signature.job_id in forecasts
         ]
         scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
-        due = self._evidence.due(batch.at)
-        evidence = due if self._learns_pairs else ()
-        if measurements or evidence:
-            if evidence:
-                scheduler.evidence.remote(EvidenceGathered(evidence))
-            if measurements:
-                scheduler.measurements.remote(MeasurementsReported(batch.host_id, tuple(measurements)))
+        if self._learns_pairs:
+            self._tell_evidence(scheduler, batch.at)
+        if measurements:
+            scheduler.measurements.remote(MeasurementsReported(batch.host_id, tuple(measurements)))
+
+    def _tell_evidence(self, scheduler: Any, now: float) -> None:
+        """Tell what is due, one lot at a time: the next once the scheduler has answered, or is gone."""
+        if self._telling is not None:
+            answer, told = self._telling
+            if not ray.wait([answer], timeout=0)[0]:
+                return
+            self._telling = None
+            try:
+                ray.get(answer)
+            except (CotenantError, RayError) as error:  # told again a little later
+                _log(f"the scheduler did not take evidence in: {type(error).__name__}")
+            else:
+                self._evidence.told(told)
+        due = self._evidence.due(now)
+        if due:
+            self._telling = scheduler.evidence.remote(EvidenceGathered(due, complete=True)), due
 
     def _forget_ended(self, batch: WindowBatch) -> None:
         present = {signature.job_id for signature in batch.signatures}

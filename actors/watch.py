@@ -54,14 +54,15 @@ class Watch:
     Args:
         shelf: Where the models are; the interference model in force is asked before a measurement becomes evidence.
         log: Where scored predictions go; None = nowhere.
+        known: What was measured before.
     """
 
-    def __init__(self, shelf: ModelShelf, log: PredictionLog | None) -> None:
+    def __init__(self, shelf: ModelShelf, log: PredictionLog | None, known: Sequence[Observation] = ()) -> None:
         self._shelf = shelf
         self._log = log
         self._forecasts = ForecastScores()
         self._slowdowns = SlowdownScores()
-        self._book = EvidenceBook()
+        self._book = EvidenceBook(known)
         self._versions: Mapping[str, str] | None = None
         self._demand: str | None = None
         self._drift = {"demand": DriftDetector(0.95), "interference": DriftDetector(0.8)}

@@ -47,7 +47,7 @@ class Detector(nn.Module):
 
 
 def boxes(masks: Bytes) -> npt.NDArray[np.float32]:
-    """Return (N, CELLS, CELLS, 5) of masks (N, 64, 64): 1, top, left, bottom, right of a cell's digit; 0 without one."""
+    """Return (N, CELLS, CELLS, 5) of masks (N, 64, 64): 1, top, left, bottom, right of a cell's digit, else 0."""
     cells = masks.reshape(len(masks), CELLS, CELL, CELLS, CELL).transpose(0, 1, 3, 2, 4) > 0
     found = np.zeros((len(masks), CELLS, CELLS, 5), dtype=np.float32)
     rows, columns = cells.any(axis=4), cells.any(axis=3)

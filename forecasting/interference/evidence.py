@@ -29,13 +29,28 @@ class EvidenceBook:
         """One observation per job and set."""
         return tuple(self._sets.values())
 
+    def of(self, key: SetKey) -> Observation | None:
+        """Return what is known of a job in a set; None when nothing is."""
+        return self._sets.get(key)
+
+    def take(self, known: Observation) -> None:
+        """Take over what another book knows of a set, unless more was measured here: the same twice changes nothing."""
+        key = known.key
+        mine = None if key is None else self._sets.get(key)
+        if key is not None and (mine is None or known.seconds > mine.seconds):
+            self._sets.pop(key, None)
+            self._put(key, known)
+
     def add(self, new: Observation) -> None:
         """Take in one measurement. Without a fingerprint of every member it could never be found again: ignored."""
         key = new.key
         if key is None:
             return
         old = self._sets.pop(key, None)
-        self._sets[key] = new if old is None else _together(old, new)
+        self._put(key, new if old is None else _together(old, new))
+
+    def _put(self, key: SetKey, observation: Observation) -> None:
+        self._sets[key] = observation
         if len(self._sets) > KEPT_SETS:
             del self._sets[next(iter(self._sets))]
 

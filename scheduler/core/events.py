@@ -206,9 +206,16 @@ class ModelsChanged:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceGathered:
-    """How fast jobs were that shared a GPU, measured against what they do alone."""
+    """How fast jobs were that shared a GPU, measured against what they do alone.
+
+    Attributes:
+        observations: What was measured.
+        complete: Each is all that is known of its job and set, so hearing it again changes nothing; else it adds to
+            what was told before.
+    """
 
     observations: tuple[Observation, ...]
+    complete: bool = False
     kind: Literal["evidence_gathered"] = "evidence_gathered"
 
 

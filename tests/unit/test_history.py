@@ -129,6 +129,26 @@ def test_a_full_disk_is_told_once_and_loses_nothing_when_there_is_room_again(dis
     assert disk.seconds() == [each.start_s for each in windows(1, 2)]
 
 
+def test_rows_that_cannot_be_written_are_left_out_and_the_thread_goes_on(disk: Disk) -> None:
+    said: list[str] = []
+
+    def write(host_id: str, rows: Sequence[Mapping[str, object]]) -> None:
+        if host_id == "bad":
+            raise ValueError("no such column")
+        disk.rows += [(host_id, row) for row in rows]
+
+    disk.write = write  # type: ignore[method-assign]
+    history = History(disk, 0.01, clock=lambda: NOW, tell=said.append)
+    history.add_windows("bad", [window()], {"job": "f"})
+    wait_until(lambda: said)
+    assert said == [
+        "cotenant prm: 1 rows of host bad for the history of signatures were left out: ValueError: no such column"
+    ]
+    history.add_windows("good", [window()], {"job": "f"})
+    wait_until(lambda: disk.rows)
+    history.close()
+
+
 def test_while_the_disk_is_full_memory_stays_bounded(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "MOST_WAITING", 5)
     disk.error = FULL

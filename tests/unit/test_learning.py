@@ -1,19 +1,23 @@
-"""What the PRM learns on a cluster: evidence that is told once and survives, trainings that start when they are due."""
+"""What the PRM learns on a cluster: evidence that survives and is told until taken in; trainings when they are due."""
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support import wait_until
 
 from cotenant.actors import learning
-from cotenant.actors.learning import ENOUGH_TO_TRAIN, ENOUGH_WINDOWS, TELL_EVERY_S, Evidence, Training
+from cotenant.actors.learning import ENOUGH_TO_TRAIN, ENOUGH_WINDOWS, KEPT_VERSIONS, TELL_EVERY_S, Evidence, Training
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.models import ModelShelf
 from cotenant.actors.retraining import Retrainer
 from cotenant.configs.settings import PredictionSettings
 from cotenant.forecasting.datasets.observation_file import load_observations
+from cotenant.forecasting.interference.evidence import EvidenceBook
 from cotenant.forecasting.types import DemandProfile, Signature
 
 SOLO_RATE = 10.0
@@ -47,22 +51,46 @@ def evidence(tmp_path: Path, said: list[str]) -> Evidence:
     return Evidence(tmp_path / "evidence.jsonl", said.append)
 
 
-def test_jobs_that_share_a_gpu_become_evidence_that_is_told_once(evidence: Evidence) -> None:
+def test_jobs_that_share_a_gpu_become_evidence_that_is_told_until_it_is_taken_in(evidence: Evidence) -> None:
     assert not evidence.due(0.0)
     found = together(evidence, range(40))
-    told = evidence.due(40.0)
-    assert len(told) == found >= 2
-    assert [each.throughput for each in told] == pytest.approx([0.8] * found)
-    assert {each.gpu_type for each in told} == {"cpu-core"}
-    assert not evidence.due(41.0)
+    lost = evidence.due(40.0)
+    assert found >= 2 == len(lost)
+    assert [each.throughput for each in lost] == pytest.approx([0.8] * 2)
+    assert {each.gpu_type for each in lost} == {"cpu-core"}
+    told = evidence.due(40.0 + TELL_EVERY_S)
+    assert told == lost
+    evidence.told(told)
+    assert not evidence.due(100.0)
 
 
-def test_the_scheduler_is_told_in_lots(evidence: Evidence) -> None:
+def test_what_is_measured_while_the_scheduler_answers_is_told_as_well(evidence: Evidence) -> None:
     together(evidence, range(20))
-    assert evidence.due(100.0)
+    told = evidence.due(100.0)
     together(evidence, range(20, 80))
+    evidence.told(told)
     assert not evidence.due(100.0 + TELL_EVERY_S / 2)
-    assert evidence.due(100.0 + TELL_EVERY_S)
+    more = evidence.due(100.0 + TELL_EVERY_S)
+    assert [each.key for each in more] == [each.key for each in told]
+    assert all(new.seconds > old.seconds for new, old in zip(more, told, strict=True))
+
+
+def test_after_a_restart_all_that_is_known_is_told_and_hearing_it_twice_changes_nothing(
+    evidence: Evidence, said: list[str]
+) -> None:
+    together(evidence, range(80))
+    evidence.told(evidence.due(80.0))
+    evidence.save()
+    again = Evidence(evidence.path, said.append)
+    assert again.book.observations() == evidence.book.observations()
+    core = EvidenceBook()
+    for _ in range(2):
+        for each in again.due(1e6):
+            core.take(each)
+    assert core.observations() == evidence.book.observations()
+    older = replace(core.observations()[0], throughput=0.1, low=0.1, seconds=1.0)
+    core.take(older)
+    assert core.observations() == evidence.book.observations()
 
 
 def test_evidence_survives_a_restart(evidence: Evidence, said: list[str]) -> None:
@@ -142,6 +170,19 @@ def test_demand_is_trained_on_drift_or_many_windows(tmp_path: Path, evidence: Ev
     assert trained.running == ""
     trained.poll(evidence, {"demand": "drift of bert"})
     assert trained.running == "demand: drift of bert"
+    retrainer.close()
+
+
+def test_old_versions_are_deleted_after_a_training(tmp_path: Path, evidence: Evidence) -> None:
+    told = {"version": None, "adopted": False, "reason": "x", "candidate": {}, "active": {}}
+    retrainer = Retrainer(0.0, tmp_path, program=(sys.executable, "-c", f"print({json.dumps(json.dumps(told))})"))
+    shelf = ModelShelf(PredictionSettings(), tmp_path)
+    pruned: list[tuple[str, int]] = []
+    shelf.registry.prune = lambda kind, keep: pruned.append((kind, keep)) or []  # type: ignore[method-assign,func-returns-value]
+    trained = Training(PredictionSettings(), shelf, tmp_path, None, retrainer)
+    evidence.since_training = ENOUGH_TO_TRAIN
+    wait_until(lambda: trained.poll(evidence, {}) is not None, 30.0, "the training has ended")
+    assert pruned == [("interference", KEPT_VERSIONS)]
     retrainer.close()
 
 

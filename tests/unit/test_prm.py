@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import ActorUnavailableError
 
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.prm_actor import Prm
@@ -28,6 +29,12 @@ class Recorder:
         self.evidences: list[EvidenceGathered] = []
         self.measurements = Remote(self.reports)
         self.evidence = Remote(self.evidences)
+        self.away = False
+
+    def answer(self, _call: object) -> None:
+        """What waiting for an answer of it comes to."""
+        if self.away:
+            raise ActorUnavailableError("it is restarting", None)
 
 
 class Remote:
@@ -42,6 +49,8 @@ class Remote:
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(ray, "get_actor", lambda *_names: recorder)
+    monkeypatch.setattr(ray, "wait", lambda calls, timeout: (calls, []))
+    monkeypatch.setattr(ray, "get", recorder.answer)
     return recorder
 
 
@@ -81,10 +90,49 @@ def test_jobs_that_share_become_evidence_for_the_scheduler(prm: Prm, scheduler: 
     for second in range(12, 60):
         both = [replace(window(j, second, rate=7.0, neighbours=1), gpu_id="gpu of g") for j in ("ga", "xb")]
         prm.observe(batch("h", *both))
+    assert all(event.complete for event in scheduler.evidences)
     found = [each for event in scheduler.evidences for each in event.observations]
     assert {each.focal.fingerprint for each in found} >= {"program ga"}
     assert all(each.throughput == pytest.approx(0.7, abs=0.02) for each in found)
-    assert prm.predictions().slowdowns[0].scored == len(found)
+    assert prm.predictions().slowdowns[0].scored >= len(found)
+
+
+def sharing(prm: Prm, seconds: range) -> None:
+    for second in seconds:
+        both = [replace(window(j, second, rate=7.0, neighbours=1), gpu_id="gpu of g") for j in ("ga", "xb")]
+        prm.observe(batch("h", *both))
+
+
+def test_evidence_is_told_again_until_the_scheduler_has_it(
+    prm: Prm, scheduler: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for second in range(12):
+        prm.observe(batch("h", window("ga", second)))
+        prm.observe(batch("other", window("xb", second)))
+    scheduler.away = True
+    sharing(prm, range(12, 60))
+    tries = len(scheduler.evidences)
+    assert tries >= 3
+    assert "the scheduler did not take evidence in: ActorUnavailableError" in capsys.readouterr().out
+    scheduler.away = False
+    sharing(prm, range(60, 72))
+    told = {each.key: each.seconds for event in scheduler.evidences[tries:] for each in event.observations}
+    assert told.keys() == {each.key for event in scheduler.evidences for each in event.observations}
+
+
+def test_a_prm_started_anew_knows_what_was_measured_and_tells_it(prm: Prm, scheduler: Recorder, tmp_path: Path) -> None:
+    for second in range(12):
+        prm.observe(batch("h", window("ga", second)))
+        prm.observe(batch("other", window("xb", second)))
+    sharing(prm, range(12, 60))
+    prm.close()
+    known = {each.key for event in scheduler.evidences for each in event.observations}
+    del scheduler.evidences[:]
+    again = Prm(str(tmp_path), Settings().model_dump_json())
+    again.observe(batch("h", window("zz", 100)))
+    again.close()
+    assert {each.key for each in scheduler.evidences[0].observations} == known
+    assert again._watch._book.observations() == again._evidence.book.observations() != ()
 
 
 def test_the_windows_of_many_hosts_at_once_give_what_they_give_one_by_one(tmp_path: Path, scheduler: Recorder) -> None:
