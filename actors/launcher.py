@@ -27,13 +27,12 @@ from cotenant.actors import jobfiles, jobrecords, launchspec, runner
 from cotenant.actors.checkpoints import CHECKPOINTS, Checkpoints
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
-from cotenant.actors.enforcement.choice import Isolation
 from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.jobrecords import START_TIMEOUT_S, Exited, Held, JobRecord, Launched, Phase
 from cotenant.actors.launchspec import LaunchError
 from cotenant.actors.reports import Descriptors, JobReport
 from cotenant.placement.types import Share
-from cotenant.scheduler.core.model import Bounds
+from cotenant.scheduler.core.model import Bounds, Isolation
 
 FIRST_VALIDITY_S = 30.0
 SUPERSEDE_TIMEOUT_S = 2.0

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from cotenant.actors.devices.base import GpuInfo
-from cotenant.actors.enforcement.choice import Isolation
 from cotenant.actors.enforcement.pausing import Pause
 from cotenant.actors.reports import JobReport
 from cotenant.placement.types import Share
+from cotenant.scheduler.core.model import Isolation
 
 
 class StaleCommand(Exception):

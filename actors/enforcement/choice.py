@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cotenant.actors.enforcement.pausing import PauseName
+from cotenant.scheduler.core.model import Isolation
 
 Method = Literal["cpu", "mps", "timeslice", "mig"]
-Isolation = Literal["none", "soft", "hard"]  # as in the hints
 GpuKind = Literal["cpu", "gpu", "mig"]
 
 GUARANTEES: Mapping[Method, str] = {
-    "cpu": "the job runs on the device's cores; its processes are held to their share at optimizer steps",
     "mps": (
-        "the driver refuses memory beyond the limit and more than the capped part of the processors; below, the job "
-        "keeps to its share at optimizer steps. A fatal fault of one job ends all jobs of this GPU that run under MPS"
+        "jobs run at the same time, and the job is held to its share at optimizer steps. "
+        "A fatal fault of one job ends all jobs of this GPU that run under MPS"
     ),
     "timeslice": (
         "the GPU's own scheduler alternates between jobs; the job is held to its share at optimizer steps, memory by "
@@ -49,12 +48,10 @@ class Choice:
 
     Attributes:
         method: The way.
-        capped: Whether its processes are capped from outside when they start.
         reason: Why, for people.
     """
 
     method: Method
-    capped: bool
     reason: str
 
 
@@ -76,22 +73,22 @@ def choose(gpus: Sequence[GpuTraits], isolation: Isolation) -> Choice:
     if len(kinds) != 1:
         raise ValueError(f"gpus: {sorted(kinds)} is not accepted; give GPUs of one kind")
     if kinds == {"cpu"}:
-        return Choice("cpu", True, "the device is a slice of CPU cores")
+        return Choice("cpu", "the device is a slice of CPU cores")
     if kinds == {"mig"}:
-        return Choice("mig", True, "the GPU is a MIG instance: the share is the instance")
+        return Choice("mig", "the GPU is a MIG instance: the share is the instance")
     return _choose_for_whole_gpus(gpus, isolation)
 
 
 def _choose_for_whole_gpus(gpus: Sequence[GpuTraits], isolation: Isolation) -> Choice:
     if isolation == "hard":
-        return Choice("timeslice", False, "isolation hard: nobody else is on its GPUs, and no server between them")
+        return Choice("timeslice", "isolation hard: nobody else is on its GPUs, and no server between them")
     if len(gpus) > 1:
-        return Choice("timeslice", True, "the job has several GPUs on this host, and an MPS daemon serves one")
+        return Choice("timeslice", "the job has several GPUs on this host, and an MPS daemon serves one")
     if gpus[0].mps_missing:
-        return Choice("timeslice", True, f"no MPS: {gpus[0].mps_missing}")
+        return Choice("timeslice", f"no MPS: {gpus[0].mps_missing}")
     if isolation == "none":
-        return Choice("mps", False, "isolation none: MPS, without caps")
-    return Choice("mps", True, "isolation soft: MPS, capped when its processes start")
+        return Choice("mps", "isolation none: MPS, without caps")
+    return Choice("mps", "isolation soft: MPS, capped when its processes start")
 
 
 def choose_pause(gpus: Sequence[GpuTraits], method: Method) -> tuple[PauseName, str]:

@@ -10,13 +10,13 @@ from pathlib import Path
 from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.cgroup import MemoryGroups
-from cotenant.actors.enforcement.choice import Isolation
 from cotenant.actors.enforcement.sharefile import ShareFile, own_settings, visible
 from cotenant.actors.reports import JobReport
 from cotenant.actors.shim.memory import SLACK, SLACK_BYTES
 from cotenant.actors.shim.process import CPU
 from cotenant.actors.shim.reportfile import Controls, is_alive, read_reports
 from cotenant.placement.types import Share
+from cotenant.scheduler.core.model import Isolation
 
 NOTHING_SEEN = "no PyTorch optimizer seen: compute is limited by the device's cores at most, and memory is not limited"
 GROUPS = "groups.json"

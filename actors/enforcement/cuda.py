@@ -17,7 +17,7 @@ from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement import mpscontrol
 from cotenant.actors.enforcement.base import Ceiling
-from cotenant.actors.enforcement.choice import GUARANTEES, Isolation, Method
+from cotenant.actors.enforcement.choice import GUARANTEES, Method
 from cotenant.actors.enforcement.mps import MpsService
 from cotenant.actors.enforcement.pausing import CheckpointPause, Pause
 from cotenant.actors.enforcement.sharefile import ShareFile, visible
@@ -25,6 +25,7 @@ from cotenant.actors.reports import JobReport
 from cotenant.actors.shim.process import CUDA
 from cotenant.actors.shim.reportfile import Controls
 from cotenant.placement.types import Share
+from cotenant.scheduler.core.model import Isolation
 
 # A folder in which no daemon listens: the driver then does without MPS, also where the system runs a daemon.
 NO_MPS = {mpscontrol.PIPE_VARIABLE: "/nonexistent/no-mps"}
@@ -123,11 +124,11 @@ class MpsEnforcement(TimeSliceEnforcement):
         said = super().guarantees(job_dir, report)
         for ceiling in self.ceilings(job_dir):
             assert ceiling.memory_bytes is not None and ceiling.compute is not None
-            said += (
-                f". Until it starts anew: at most {ceiling.memory_bytes >> 20} MiB and {ceiling.compute:.0%} of the "
-                "processors, whatever its share"
+            return (
+                f"{said}. Until it starts anew the driver refuses more: at most {ceiling.memory_bytes >> 20} MiB and "
+                f"{ceiling.compute:.0%} of the processors, whatever its share"
             )
-        return said
+        return f"{said}. The driver caps nothing"
 
     def lost(self, job_dir: Path) -> str:
         """See ``EnforcementBackend.lost``."""

@@ -10,7 +10,7 @@ from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import Ceiling, EnforcementBackend
 from cotenant.actors.enforcement.cgroup import find_groups
-from cotenant.actors.enforcement.choice import GpuKind, GpuTraits, Isolation, Method, choose, choose_pause
+from cotenant.actors.enforcement.choice import GpuKind, GpuTraits, Method, choose, choose_pause
 from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.enforcement.cuda import MigEnforcement, MpsEnforcement, TimeSliceEnforcement
 from cotenant.actors.enforcement.mps import MpsService, service_folder
@@ -20,6 +20,7 @@ from cotenant.actors.enforcement.sharefile import ShareFile
 from cotenant.actors.reports import JobReport
 from cotenant.configs.settings import EnforcementSettings
 from cotenant.placement.types import Share
+from cotenant.scheduler.core.model import Isolation
 
 RECORD = "enforcement.json"
 

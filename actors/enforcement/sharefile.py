@@ -7,13 +7,13 @@ from pathlib import Path
 
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import Ceiling, StaleCommand
-from cotenant.actors.enforcement.choice import Isolation
 from cotenant.actors.enforcement.pausing import Pause, SignalPause
 from cotenant.actors.reports import JobReport, RecentSteps
 from cotenant.actors.shim.reportfile import CLASSES, Controls, MixReport, ProcessReport, is_alive, read_reports
 from cotenant.actors.shim.shareword import ShareRecord, ShareWriter, create, read_all
 from cotenant.forecasting.types import OperatorMix
 from cotenant.placement.types import Share
+from cotenant.scheduler.core.model import Isolation
 
 SHARE = "share"
 FRAMEWORK = "torch"  # nothing else makes a process report

@@ -17,7 +17,6 @@ from support import wait_until
 
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
-from cotenant.actors.enforcement.choice import Isolation
 from cotenant.actors.enforcement.cpu import EVERYTHING_HELD, NO_STEP, NOTHING_SEEN, CpuEnforcement
 from cotenant.actors.enforcement.cuda import MigEnforcement, MpsEnforcement, TimeSliceEnforcement
 from cotenant.actors.enforcement.host import HostEnforcement
@@ -26,6 +25,7 @@ from cotenant.actors.launchspec import job_variables
 from cotenant.actors.shim.throttle import CREDIT_S
 from cotenant.configs.settings import EnforcementSettings
 from cotenant.placement.types import Share
+from cotenant.scheduler.core.model import Isolation
 
 CORES = sorted(os.sched_getaffinity(0))
 MIB = 1 << 20
