@@ -1,6 +1,6 @@
 """What each idea contributes: the shipped core on a sample of the Philly week, with one idea at a time left out.
 
-The sample has the load of the week on 32 GPUs: of its jobs of up to 8 GPUs every eighth at random, drawn anew for each
+A sample has the load of the week: on 16 GPUs every sixteenth of its jobs of up to 8 GPUs, drawn anew for each
 repetition. What pairs really do is a table that the core does not see; unless the row says otherwise it is told
 predictions made without the job's model family, and learns.
 """
@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 from common import Row, options, write_report
-from peers_work import COMPLETION, QUEUEING, SLOWDOWN, SLOWDOWN_P99, changed, data_folder, kept
+from peers_work import COMPLETION, QUEUEING, SLOWDOWN, SLOWDOWN_P99, changed, data_folder, kept, sample
 
 from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction
 from cotenant.scheduler.core.models import first_models, only
@@ -30,8 +30,7 @@ from cotenant.scheduler.simulation.traces import load
 from cotenant.scheduler.simulation.truth import PairTable
 from cotenant.scheduler.simulation.workload import GIB, Trace, even_cluster
 
-GPUS, USABLE_GIB, LARGEST = 32, 23, 8
-WEEK_GPUS = 252  # GPUs on which the week's jobs of at most 8 GPUs are the load that all are on its 304
+GPUS, USABLE_GIB = 16, 23
 SEEDS = 3
 
 
@@ -104,13 +103,6 @@ VARIANTS = (
 )
 
 
-def sample(trace: Trace, part: float, seed: int) -> Trace:
-    """Return a random part of the jobs that fit one host."""
-    drawn = np.random.default_rng(seed).random(len(trace.jobs)) < part
-    jobs = (job for job, mine in zip(trace.jobs, drawn, strict=True) if mine and job.gpus <= LARGEST)
-    return Trace(f"{trace.name}, sample {seed}", tuple(jobs))
-
-
 def run(data: Path, trace: Trace, variant: Variant, gpus: int, seed: int) -> Result:
     """Simulate one variant on one sample."""
     if not variant.estimates:
@@ -130,7 +122,7 @@ def rows(data: Path, variant: Variant, seeds: int, gpus: int) -> Iterator[Row]:
     week = load(data / "traces" / "peer_runs" / "philly_week.csv.gz")
     found = []
     for seed in range(seeds):
-        trace = sample(week, gpus / WEEK_GPUS, seed)
+        trace = sample(week, gpus, seed)
         summary = run(data, trace, variant, gpus, seed).summary()
         alone = float(np.mean([job.duration_s for job in trace.jobs]))
         found.append(

@@ -8,11 +8,12 @@ truth, to show the head-room. Suspending or moving costs 60 s of work.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from common import Row
-from peers_work import COMPLETION, QUEUEING, SLOWDOWN, SLOWDOWN_P99, Goals, Selection, changed, figures
+from peers_work import COMPLETION, QUEUEING, SLOWDOWN, SLOWDOWN_P99, Goals, Selection, changed, figures, sample
 
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.models import only
@@ -27,9 +28,11 @@ from cotenant.scheduler.simulation.truth import PairTable
 from cotenant.scheduler.simulation.workload import GIB, Trace, even_cluster
 
 USABLE_GIB = 23
-HEAVY_UTIL = 0.94
+FULL, HALF = 0.94, 0.5  # utilisation of heavy models and more, of light ones and less
 PEERS = ("fifo", "sjf", "qssf", "tiresias", "srtf", "lucid", "threshold", "static", "first-fit", "best-fit")
-QUICK_JOBS, QUICK_GPUS = 400, 16
+PREEMPTING_AND_SHARING = ("tiresias", "srtf", "lucid", "threshold")
+QUICK_GPUS = 8
+SAMPLE = 1  # number of the sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +43,45 @@ class Case:
         name: For people.
         gpus: Number of GPUs, eight on a host.
         heavy: Every job has one of the configurations that fill a GPU.
+        light: Every job has one of those that use at most half of it.
         column: What is true, a column of the table of pairs.
         goals: By method.
         peers: Baselines to run.
+        sampled: Only a sample of the jobs, as many as the GPUs carry like all of them 304 GPUs.
     """
 
     name: str
     gpus: int
     heavy: bool = False
+    light: bool = False
     column: str = "n"
     goals: Mapping[str, Goals] = field(default_factory=dict)
     peers: tuple[str, ...] = PEERS
+    sampled: bool = False
 
 
+_OURS: Mapping[str, Goals] = {
+    "cotenant": {},
+    "cotenant, no estimates": {},
+    "cotenant, never suspending": {},
+    "cotenant, never suspending, no estimates": {},
+    "cotenant, told the truth": {},
+}
 CASES = (
+    Case("sample of the Philly week, 32 GPUs", 32, goals=_OURS, sampled=True),
+    Case(
+        "sample of the Philly week, 32 GPUs, pessimistic truth",
+        32,
+        column="n_pessimistic",
+        sampled=True,
+        peers=PREEMPTING_AND_SHARING,
+    ),
+    Case(
+        "sample of the Philly week, 32 GPUs, heavy models", 32, heavy=True, sampled=True, peers=PREEMPTING_AND_SHARING
+    ),
+    Case(
+        "sample of the Philly week, 32 GPUs, light models", 32, light=True, sampled=True, peers=PREEMPTING_AND_SHARING
+    ),
     Case(
         "Philly week, 304 GPUs",
         304,
@@ -98,13 +126,15 @@ def ours(case: Case) -> list[str]:
 def week(selection: Selection, case: Case) -> Trace:
     """Return the jobs of a case."""
     trace = load(selection.data / "traces" / "peer_runs" / "philly_week.csv.gz")
-    jobs = trace.jobs[:QUICK_JOBS] if selection.quick else trace.jobs
-    if case.heavy:  # every job becomes one of those that fill a GPU, in turn: arrivals, sizes and run times stay
-        full = [job for job in trace.jobs if (job.util or 0.0) >= HEAVY_UTIL]
-        kinds = list({job.workload: job for job in full}.values())
+    if selection.quick or case.sampled:
+        trace = sample(trace, QUICK_GPUS if selection.quick else case.gpus, SAMPLE)
+    jobs = trace.jobs
+    if case.heavy or case.light:  # every job becomes one of those, in turn: arrivals, sizes and run times stay
+        fits = [j for j in trace.jobs if j.util is not None and (j.util >= FULL if case.heavy else j.util <= HALF)]
+        kinds = itertools.cycle({job.workload: job for job in fits}.values())
         jobs = tuple(
             replace(job, workload=k.workload, util=k.util, membw_util=k.membw_util, memory_bytes=k.memory_bytes)
-            for job, k in ((job, kinds[number % len(kinds)]) for number, job in enumerate(jobs))
+            for job, k in zip(jobs, kinds, strict=False)
         )
     return Trace(trace.name, jobs)
 

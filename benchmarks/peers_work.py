@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from common import Row
 
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.simulation.results import Result
+from cotenant.scheduler.simulation.workload import Trace
 
 COMPLETION, QUEUEING, MAKESPAN = "mean completion", "mean queueing", "makespan"
 SLOWDOWN, SLOWDOWN_P99 = "run / duration, mean", "run / duration, p99"
 Goals = Mapping[str, str]
+WEEK_GPUS = 252  # on so many GPUs the week's jobs of at most 8 GPUs are the load that all are on its 304
+LARGEST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +30,8 @@ class Selection:
     Attributes:
         data: Folder with the traces.
         quick: A short version.
-        case: Only cases whose name contains this.
-        method: Only methods whose name contains this.
+        case: Only cases in whose name this regular expression is found.
+        method: Only methods in whose name this one is found.
     """
 
     data: Path
@@ -36,7 +41,7 @@ class Selection:
 
     def wants(self, case: str, method: str) -> bool:
         """Whether this simulation is to be run."""
-        return self.case in case and self.method in method
+        return bool(re.search(self.case, case) and re.search(self.method, method))
 
 
 Part = Callable[[Selection], Iterator[Row]]
@@ -72,6 +77,13 @@ def figures(case: str, method: str, result: Result, goals: Goals | None = None) 
         found.append(("mean queueing of jobs of 32 GPUs and more", sum(waited) / len(waited), "s"))
     for metric, value, unit in found:
         yield Row(case, method, metric, float(value), unit, goal=goals.get(metric))
+
+
+def sample(trace: Trace, gpus: int, seed: int) -> Trace:
+    """Return a random part of the Philly week's jobs that fit one host, as many as so many GPUs carry."""
+    drawn = np.random.default_rng(seed).random(len(trace.jobs)) < gpus / WEEK_GPUS
+    jobs = (job for job, mine in zip(trace.jobs, drawn, strict=True) if mine and job.gpus <= LARGEST)
+    return Trace(f"{trace.name}, sample {seed}", tuple(jobs))
 
 
 def changed(changes: Mapping[str, Mapping[str, object]]) -> Settings:
