@@ -100,9 +100,14 @@ class Board:
 
     def paces(self, job_ids: Sequence[str]) -> dict[str, Pace]:
         """Return how these jobs are predicted to go."""
-        return paces(job_ids, self._gpus_of, self._predictor, self._slowness)
+        return paces(job_ids, self._gpus_of, self._predictor, self.slower_on)
 
-    def _slowness(self, job_id: str, gpu_type: str) -> float:
+    def slower(self, job_id: str) -> float:
+        """Return how many times longer a job takes alone on its GPUs than on its fastest type."""
+        return max((self.slower_on(job_id, view.gpu_type) for view in self._gpus_of(job_id)), default=1.0)
+
+    def slower_on(self, job_id: str, gpu_type: str) -> float:
+        """Return how many times longer a job takes alone on this GPU type than on its fastest."""
         return slowness(gpu_type, self.state.request_of(self.state.jobs[job_id]), self._packing)
 
     def _gpus_of(self, job_id: str) -> list[GpuView]:

@@ -15,7 +15,7 @@ def tell(why: Interruption) -> str:
             slowed = f"job {why.for_job} on its GPU is slowed down {1.0 / (why.value or 1.0):.2f} > {limit:.2f}"
             return f"{slowed}: {_worth(why)}"
         case "unshare":
-            return f"gets GPUs of its own, which were free: {_worth(why)}"
+            return f"gets GPUs of its own, or faster ones, which were free: {_worth(why)}"
         case "memory":
             return f"makes room for job {why.for_job}, which needs more memory than its share"
         case _:
@@ -23,7 +23,7 @@ def tell(why: Interruption) -> str:
 
 
 def _worth(why: Interruption) -> str:
-    return f"parting saves {why.gain_s or 0.0:.0f} s and costs {why.cost_s or 0.0:.0f} s"
+    return f"saves {why.gain_s or 0.0:.0f} s and costs {why.cost_s or 0.0:.0f} s"
 
 
 def _value(why: Interruption) -> str:

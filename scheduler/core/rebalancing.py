@@ -9,7 +9,8 @@ job to be moved. What pays, in this order:
    the time they have waited, so nobody gains by waiting, and who was interrupted often is left alone in the end.
 3. **apart** (``separation``): a job is slowed down more than it accepts, as measured for some time or as predicted: it
    or a neighbour moves to where all get along.
-4. **unshare** (``separation``): GPUs are free and nobody waits for them: a job that shares moves there.
+4. **unshare** (``separation``): GPUs are free and nobody waits for them: a job that shares, or has
+   slower ones, moves there.
 
 3 and 4 only when the time that all jobs concerned are expected to save (``placement.moving``) is well above the cost of
 a move. Nobody thrashes: a job is left alone for ``board.REST`` times the cost of a move after it got its GPUs, so moves

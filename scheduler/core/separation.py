@@ -1,4 +1,4 @@
-"""Moving jobs away from each other: where one is slowed down more than it accepts, and where GPUs are free."""
+"""Moving jobs: where one is slowed down more than it accepts by another, and where free GPUs would serve it better."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _send_away(board: Board, hurt: Job, n: float, neighbours: Sequence[Job]) -> 
 
 
 def unshare(board: Board) -> None:
-    """Move jobs that share to GPUs that are free, those first by which most is saved."""
+    """Move jobs that share, or have GPUs of a slow type, to GPUs that are free, those first by which most is saved."""
     empty = board.empty()
     if not empty:
         return
@@ -112,14 +112,16 @@ def _throughput(board: Board, job: Job) -> float:
 
 
 def _could_save_s(board: Board, job: Job) -> float:
-    """Return more than any move of the job to free GPUs could save: all that those on its GPUs lose to each other."""
-    own = board.left_s(job.spec.job_id) / (job.predicted or 1.0)
-    lost_s = 0.0
+    """Return more than any move of the job to free GPUs could save.
+
+    That is all that those on its GPUs lose to each other, and what it loses itself on GPUs of a slower type.
+    """
+    alone_s, slower = board.left_s(job.spec.job_id), board.slower(job.spec.job_id)
+    own, lost_s = alone_s * slower / (job.predicted or 1.0), alone_s * (slower - 1.0)
     for job_id in board.residents(board.places(job.spec.job_id)):
         n = board.state.jobs[job_id].predicted or 1.0
-        lost_s += (
-            min(board.left_s(job_id) / n, own) * (1.0 - n) * _weight(board, job_id) / _weight(board, job.spec.job_id)
-        )
+        stays_s = min(board.left_s(job_id) * board.slower(job_id) / n, own)
+        lost_s += stays_s * (1.0 - n) * _weight(board, job_id) / _weight(board, job.spec.job_id)
     return lost_s
 
 

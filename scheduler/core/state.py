@@ -173,8 +173,11 @@ class State:
 
     def request_of(self, job: Job) -> Request:
         """Return what the job asks of placement."""
-        typed = {} if job.lease is not None else self.typed_profiles.get(job.spec.fingerprint, {})
-        return request_of(job, self.profile_of(job), self.settings, typed, self._gpu_types)
+        profile, typed = self.profile_of(job), self.typed_profiles.get(job.spec.fingerprint, {})
+        gpu = self.gpus.get(job.lease.shares[0].gpu_id) if typed and job.lease else None
+        if gpu is not None:  # there it is as it was itself measured
+            typed = {**typed, gpu.gpu_type: profile}
+        return request_of(job, profile, self.settings, typed, self._gpu_types)
 
     def key_of(self, job: Job) -> Key:
         """Return what decides whether a waiting job finds a place."""

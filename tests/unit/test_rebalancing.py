@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -283,13 +284,31 @@ class TestApart:
         assert on(driver, "a") == on(driver, "b")
         return driver
 
+    @pytest.mark.parametrize(("left_s", "moves"), [(1000.0, True), (330.0, False)])
+    def test_a_job_moves_to_a_faster_gpu_that_became_free_when_that_is_worth_it(
+        self, left_s: float, moves: bool
+    ) -> None:
+        """After five minutes; the new GPU is four times as fast: 690 s that are left are worth a minute, 20 s are not."""
+        new = host("h2")
+        driver = Driver(
+            host("h1"),
+            replace(new, gpus=tuple(replace(gpu, gpu_type="new") for gpu in new.gpus)),
+            configured=settings(speeds={"new": 4.0}),
+        )
+        driver.run(saver("other", expected_duration_s=5000.0))
+        driver.run(saver("a", expected_duration_s=left_s))
+        assert (on(driver, "other"), on(driver, "a")) == (["h2-0"], ["h1-0"])
+        driver.do(Tick(), after_s=REST_S)
+        driver.do(gone(driver, "other", 0), after_s=10.0)
+        assert [stop.job_id for stop in driver.stops()] == (["a"] if moves else [])
+
     def test_get_gpus_of_their_own_when_some_are_free(self) -> None:
         driver = self.pair(expected_duration_s=20_000.0)
         driver.do(Tick(), after_s=REST_S)
         assert driver.stops() == []
         driver.do(gone(driver, "full1", 0))
         (stop,) = driver.stops()
-        assert stop.reason.startswith("gets GPUs of its own, which were free: parting saves ")
+        assert stop.reason.startswith("gets GPUs of its own, or faster ones, which were free: saves ")
         driver.start_all(driver.do(gone(driver, stop.job_id)))
         assert set(on(driver, "a")) | set(on(driver, "b")) == {"h1-0", "h1-1"}
         driver.do(Tick(), after_s=10 * REST_S)
@@ -327,7 +346,7 @@ class TestApart:
         assert driver.stops() == []
         driver.do(report("h1", slow), after_s=20.0)
         (stop,) = driver.stops()
-        assert stop.reason.startswith("job a on its GPU is slowed down 5.00 > 4.00: parting saves ")
+        assert stop.reason.startswith("job a on its GPU is slowed down 5.00 > 4.00: saves ")
         driver.do(gone(driver, stop.job_id))
         assert on(driver, stop.job_id) == [other]
 
