@@ -288,7 +288,7 @@ class TestApart:
     def test_a_job_moves_to_a_faster_gpu_that_became_free_when_that_is_worth_it(
         self, left_s: float, moves: bool
     ) -> None:
-        """After five minutes; the new GPU is four times as fast: 690 s that are left are worth a minute, 20 s are not."""
+        """After five minutes; the new GPU is four times as fast: 690 s left are worth a minute, 20 s are not."""
         new = host("h2")
         driver = Driver(
             host("h1"),
