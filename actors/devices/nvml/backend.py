@@ -25,7 +25,7 @@ from cotenant.forecasting.types import Reading
 
 WAIT_S = 0.003  # for the passes asked for; what comes later is taken in by the next sample
 SILENT_S = 1.0  # from here on there is no reading any more
-PASS_S = 0.2  # a GPU is asked this often, half of them in each sample at 10 Hz; drivers refresh every 1/6 to 1 s
+PASS_S = 0.2  # a GPU is asked this often; drivers refresh utilisation every 1/6 to 1 s
 REOPEN_S = 1.0  # one that is lost is looked for this often
 TREES_S = 1.0  # for the processes' host work and file I/O; what they do on the GPU, NVML says
 _NOTHING = Readings(answered=False)
@@ -62,7 +62,6 @@ class _Station:
 
     def ask(self, now_s: float) -> bool:
         """Have a pass made; False when the last one is still under way, or it is too early."""
-        self.fresh = False
         gone = self._newest is not None and not self._newest.devices
         period_s = REOPEN_S if gone else PASS_S
         if self.waiting or now_s - self._asked_s < 0.9 * period_s:  # samples come a little early or late
@@ -100,6 +99,7 @@ class _Station:
 
     def close(self) -> None:
         """Let go of the GPU, once its thread is idle."""
+        self.waiting = True
         self._watchdog.post(self._close, self._deliver)
         self._watchdog.close()
 
@@ -153,11 +153,9 @@ class NvmlBackend:
         self.notes: Sequence[str] = tuple(notes)
         now_s = clock()
         self._arrivals: SimpleQueue[_Arrival] = SimpleQueue()
-        self._stations = []
-        for number, each in enumerate(found):
-            board = Board(self._library, each.uuid, each.parts, clock)
-            first_s = now_s + PASS_S / 2 * (number % 2)
-            self._stations.append(_Station(board, each, first_s, self._arrivals))
+        self._stations = [
+            _Station(Board(self._library, each.uuid, each.parts, clock), each, now_s, self._arrivals) for each in found
+        ]
         self._at = {gpu.gpu_id: station for station in self._stations for gpu in station.gpus}
         self._gpus = tuple(sorted((gpu for each in found for gpu in each.gpus), key=lambda gpu: gpu.index))
         self._trees = Trees(processes or ProcessTable())
@@ -193,7 +191,7 @@ class NvmlBackend:
     def sample(self) -> Sample:
         """See ``DeviceBackend.sample``."""
         asked = self._clock()
-        self._collect(sum([station.ask(asked) for station in self._stations]))
+        self._ask_all(asked)
         now = self._passes.read()
         readings = {gpu.gpu_id: self._at[gpu.gpu_id].readings(gpu.gpu_id, now) for gpu in self._gpus}
         if self._owners_of != self._trees.version:
@@ -203,15 +201,28 @@ class NvmlBackend:
         devices = tuple(self._device_sample(gpu.gpu_id, readings[gpu.gpu_id], now) for gpu in self._gpus)
         return Sample(now, devices, self._job_samples(readings, now))
 
-    def _collect(self, asked: int) -> None:
-        """Take in the passes that are done, and wait a moment for those that were just asked for."""
+    def _ask_all(self, now_s: float) -> None:
+        """Have the passes made that are due, and take in what is done.
+
+        One after the other while all answer at once: threads that make short calls at the same time would spend more on
+        handing the interpreter's lock to each other than on the calls.
+        """
+        for station in self._stations:
+            station.fresh = False
+        self._take_in(None, 0.0)
         until = time.monotonic() + WAIT_S
+        for station in self._stations:
+            if station.ask(now_s):
+                self._take_in(station, until)
+
+    def _take_in(self, awaited: _Station | None, until_s: float) -> None:
+        """Take in the passes that are done; wait for that of ``awaited``, but no longer than until then."""
         while True:
+            wait = awaited is not None and awaited.waiting
             try:
-                station, answer, error = self._arrivals.get(asked > 0, max(0.0, until - time.monotonic()))
+                station, answer, error = self._arrivals.get(wait, max(0.0, until_s - time.monotonic()))
             except Empty:
                 return
-            asked -= 1  # what comes late from an earlier sample counts as one of them: then one is left for the next
             station.take(answer, error)
 
     def close(self) -> None:
@@ -224,8 +235,8 @@ class NvmlBackend:
         stuck = any(station.waiting for station in self._stations)
         for station in self._stations:
             station.close()
+            self._take_in(station, time.monotonic() + WAIT_S)
         if not stuck:
-            self._collect(len(self._stations))
             self._library.close()
 
     def _device_sample(self, gpu_id: str, readings: Readings, now_s: float) -> DeviceSample:
