@@ -1,7 +1,5 @@
 """What the profiler costs and how exact it is: device loop of the ``cpu`` backend with real process trees.
 
-And of the ``nvml`` backend on a stand-in for the driver's library (``sampler_nvml.py``).
-
 Cost: CPU time of the sampling thread for four jobs of three processes each at 10 Hz, as a fraction of one core, beside
 psutil reading the same trees. Exactness: the counter against the CPU time that the processes themselves report.
 """
@@ -17,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 
 import psutil
 from common import Row, options, write_report
-from sampler_nvml import measure_nvml
 
 from cotenant.actors.devices.cpu import CpuBackend
 from cotenant.actors.profiler import Profiler
@@ -170,10 +167,6 @@ def main() -> None:
     for children, burn_s in ((400, 0.005), (20, 0.1), (4, 0.5)):
         scale = 2 if arguments.quick else 1
         rows.append(measure_exactness(children // scale, burn_s, SETTINGS.sample_hz))
-    try:
-        rows += measure_nvml(5.0 if arguments.quick else 20.0, SETTINGS.sample_hz)
-    except RuntimeError as error:
-        print(f"skipped, sampling of NVIDIA GPUs: {error}")
     write_report("sampler", rows, arguments.json)
 
 

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from common import Row
+from common import Row, options, write_report
 
 from cotenant.actors.devices.nvml.backend import NvmlBackend
-from cotenant.configs.settings import DeviceSettings
+from cotenant.configs.settings import DeviceSettings, ProfilerSettings
 
 GPUS, JOBS_A_GPU, PROCESSES = 8, 2, 8
 METRICS = (1, 2, 5, 10, 11, 12, 13, 20, 21, 60, 61)
@@ -85,7 +85,7 @@ def backend(trees: list[list[int]]) -> Iterator[NvmlBackend]:
             found.close()
 
 
-def measure_nvml(seconds: float, sample_hz: float) -> list[Row]:
+def measure(seconds: float, sample_hz: float) -> list[Row]:
     """CPU time of the whole process while it samples: the device loop and the threads of the GPUs."""
     parts: list[float] = []
     with jobs() as trees, backend(trees) as found:
@@ -107,3 +107,18 @@ def measure_nvml(seconds: float, sample_hz: float) -> list[Row]:
         Row(case, "cotenant", "share of one core", median, "%", spread, goal="< 1"),
         Row(case, "cotenant", "of it NVML and its binding", 100 * of_gpus, "%"),
     ]
+
+
+def main() -> None:
+    """Run the benchmark."""
+    arguments = options(__doc__.splitlines()[0]).parse_args()
+    try:
+        rows = measure(5.0 if arguments.quick else 30.0, ProfilerSettings().sample_hz)
+    except RuntimeError as error:
+        print(f"skipped: {error}")
+    else:
+        write_report("sampler_nvml", rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
