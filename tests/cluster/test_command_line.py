@@ -33,6 +33,7 @@ class Shell:
             "COTENANT_RUN_DIR": str(home / "run"),
             "COTENANT_API__PORT": "0",
             "COTENANT_LEASE__STOP_GRACE_S": "2",
+            "COTENANT_DEVICE__BACKEND": "cpu",
         }
 
     def __call__(self, *command: str, expect: int = 0, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:

@@ -49,6 +49,8 @@ class UtilisationHold:
                 latest[pid] = max(latest.get(pid, (0, 0.0)), (stamp_us, util))
         self._seen_us = max([self._seen_us, *(stamp_us for stamp_us, _ in latest.values())])
         held = {pid: each for pid, each in self._held.items() if now_s - each.came_s <= HOLD_S}
+        if not latest and len(held) == len(self._held):
+            return  # the same object: nothing has to be worked out anew
         self._held = held | {pid: Held(util, now_s) for pid, (_, util) in latest.items()}
 
     def held(self) -> dict[int, Held]:
