@@ -67,7 +67,7 @@ def choose(gpus: Sequence[GpuTraits], isolation: Isolation) -> Choice:
         isolation: What its hints ask for.
 
     Raises:
-        ValueError: No GPU, or GPUs of several kinds.
+        ValueError: No GPU, GPUs of several kinds, or several MIG instances.
     """
     kinds = {gpu.kind for gpu in gpus}
     if len(kinds) != 1:
@@ -75,6 +75,8 @@ def choose(gpus: Sequence[GpuTraits], isolation: Isolation) -> Choice:
     if kinds == {"cpu"}:
         return Choice("cpu", "the device is a slice of CPU cores")
     if kinds == {"mig"}:
+        if len(gpus) > 1:
+            raise ValueError(f"gpus: {len(gpus)} MIG instances is not accepted; give 1: CUDA shows a process no more")
         return Choice("mig", "the GPU is a MIG instance: the share is the instance")
     return _choose_for_whole_gpus(gpus, isolation)
 

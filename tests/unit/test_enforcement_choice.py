@@ -43,6 +43,11 @@ def test_gpus_of_several_kinds_are_refused(gpus):
         choose(gpus, "soft")
 
 
+def test_several_instances_are_refused():
+    with pytest.raises(ValueError, match="gpus: 2 MIG instances is not accepted; give 1"):
+        choose([MIG, MIG], "soft")
+
+
 @pytest.mark.parametrize(
     ("gpu", "method", "name", "why"),
     [
