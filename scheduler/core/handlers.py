@@ -34,6 +34,7 @@ from cotenant.scheduler.core.events import (
     SuspendRequested,
     Tick,
 )
+from cotenant.scheduler.core.memoryguard import make_memory
 from cotenant.scheduler.core.model import (
     Ending,
     Host,
@@ -254,7 +255,10 @@ def job_missing(turn: Turn, event: JobMissing) -> None:
 
 
 def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
-    """Give the job more memory if there is room; else try once more elsewhere with what was learnt, then give up."""
+    """Give the job more memory if there is room, or once neighbours that lose nothing by it have made some.
+
+    Else try once more elsewhere with what was learnt, then give up.
+    """
     if not plausible_bytes(event.used_bytes):
         turn.state.ignore("absurd measurement")
         return
@@ -269,7 +273,11 @@ def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
         free = view.memory_bytes - sum(resident.share.memory_bytes for resident in view.residents)
         size = min(wanted, share.memory_bytes + free)
         if size < used:
-            _stop_for_overrun(turn, job, used, wanted)
+            corrected = replace(job, memory_hint_corrected=max(wanted, job.memory_hint_corrected or 0))
+            if make_memory(turn, job, share.gpu_id, used - size):
+                state.put(corrected)
+            else:
+                _stop_for_overrun(turn, job, used, wanted)
             return
         if size > share.memory_bytes:
             grown[share.gpu_id] = replace(share, memory_bytes=size)

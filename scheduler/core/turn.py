@@ -102,6 +102,7 @@ class Turn:
 
     def _settle(self, job: Job, ending: Ending) -> None:
         """Take the lease away and move the job to where its ending says."""
+        left = job
         for share in job.lease.shares if job.lease else ():
             self.members_changed[share.gpu_id] = None
         self.state.usage.pop(job.spec.job_id, None)
@@ -131,6 +132,24 @@ class Turn:
             not_before = self.now + wait_s if wait_s else 0.0
             job = replace(job, restarts=job.restarts + 1, not_before=not_before)
         self.state.put(job)
+        self._pass_memory_on(left)
+
+    def _pass_memory_on(self, left: Job) -> None:
+        """Give what a job has left to the one it made room for, before anybody else can have it."""
+        why = left.ending.interruption if left.ending else None
+        other = self.state.jobs.get(why.for_job or "") if why is not None and why.kind == "memory" else None
+        if other is None or other.lease is None or other.state is JobState.STOPPING:
+            return
+        grown: dict[str, Share] = {}
+        for share in other.lease.shares:
+            view = self.state.view(share.gpu_id)
+            free = view.memory_bytes - sum(resident.share.memory_bytes for resident in view.residents)
+            size = min(other.memory_hint_corrected or 0, share.memory_bytes + free)
+            if size > share.memory_bytes and share.gpu_id in {
+                each.gpu_id for each in (left.lease.shares if left.lease else ())
+            }:
+                grown[share.gpu_id] = replace(share, memory_bytes=size)
+        self.resize(other, grown, f"job {left.spec.job_id} has made room for what it uses")
 
     def _is_bound(self, job: Job) -> bool:
         """Whether the job can continue only on the host it was on, since its checkpoint is there."""

@@ -15,6 +15,7 @@ from cotenant.scheduler.core.events import (
     Event,
     HostLost,
     JobExited,
+    MemoryOverrun,
     MoveRequested,
     ResumeRequested,
     StopRequested,
@@ -356,6 +357,56 @@ class TestApart:
         for rate in (1.0, 9.0, 1.0, 9.0):
             driver.do(report("h1", measurement("a", on(driver, "a")[0], known, step_rate=rate, neighbours=1)))
         assert "a" not in driver.core.state.moves.hurt_since
+
+
+class TestMemory:
+    """A job that outgrows its memory share."""
+
+    def pair(self, **hints: Any) -> Driver:
+        """big and small on one GPU of 8 GiB, 4 and 3 of them; small saves."""
+        driver = Driver(host())
+        driver.run(spec("big", gpu_memory=4 * GIB, compute=0.4))
+        driver.run(sharer("small", compute=0.4, **hints))
+        return driver
+
+    def outgrow(self, driver: Driver, used: int) -> None:
+        driver.do(MemoryOverrun("big", driver.job("big").epoch, "h1", used * GIB))
+
+    def memory(self, driver: Driver) -> int:
+        (share,) = driver.job("big").lease.shares  # type: ignore[union-attr]
+        return share.memory_bytes
+
+    def test_gets_what_a_neighbour_that_saves_leaves_before_anybody_else(self) -> None:
+        driver = self.pair()
+        driver.submit(spec("waiting", gpu_memory=3 * GIB, compute=0.1))
+        self.outgrow(driver, 6)
+        (stop,) = driver.stops()
+        assert (stop.job_id, stop.reason) == ("small", "makes room for job big, which needs more memory than its share")
+        self.outgrow(driver, 6)
+        assert driver.stops() == []
+        driver.do(gone(driver, "small"))
+        assert self.memory(driver) == 6 * GIB * 12 // 10 + 1
+        assert [driver.state(job_id) for job_id in ("big", "small", "waiting")] == ["RUNNING", "QUEUED", "QUEUED"]
+        assert driver.job("small").restarts == 0
+
+    @pytest.mark.parametrize("hints", [{"checkpoint": "none"}, {"priority": "high"}])
+    def test_is_stopped_itself_when_the_neighbour_would_lose_or_is_more_important(self, hints: dict[str, Any]) -> None:
+        driver = self.pair(**hints)
+        self.outgrow(driver, 6)
+        assert [stop.job_id for stop in driver.stops()] == ["big"]
+        assert driver.job("big").memory_hint_corrected is not None
+
+    def test_is_stopped_itself_when_all_of_the_gpu_is_not_enough(self) -> None:
+        driver = self.pair()
+        self.outgrow(driver, 9)
+        assert [stop.job_id for stop in driver.stops()] == ["big"]
+
+    def test_a_job_that_saves_goes_itself_rather_than_a_more_important_one(self) -> None:
+        driver = Driver(host())
+        driver.run(spec("big", gpu_memory=4 * GIB, compute=0.4, checkpoint="own", priority="low"))
+        driver.run(sharer("small", compute=0.4))
+        self.outgrow(driver, 6)
+        assert [stop.job_id for stop in driver.stops()] == ["big"]
 
 
 def test_starts_of_a_moved_job_are_fenced() -> None:
