@@ -327,7 +327,8 @@ def _measured(turn: Turn, measurement: JobMeasurement) -> None:
     state, signature = turn.state, measurement.signature
     job = state.jobs.get(measurement.job_id)
     gpu_id = signature.gpu_id
-    if job is None or job.lease is None or all(share.gpu_id != gpu_id for share in job.lease.shares):
+    there = job is not None and job.lease is not None and any(s.gpu_id == gpu_id for s in job.lease.shares)
+    if job is None or not there or gpu_id not in state.gpus:  # a GPU may be gone before its jobs are
         state.ignore("measurement of a job that is not there")
         return
     if not plausible(measurement):

@@ -141,13 +141,12 @@ class Turn:
         if other is None or other.lease is None or other.state is JobState.STOPPING:
             return
         grown: dict[str, Share] = {}
-        for share in other.lease.shares:
+        freed = self.state.gpus.keys() & {share.gpu_id for share in (left.lease.shares if left.lease else ())}
+        for share in (share for share in other.lease.shares if share.gpu_id in freed):
             view = self.state.view(share.gpu_id)
             free = view.memory_bytes - sum(resident.share.memory_bytes for resident in view.residents)
             size = min(other.memory_hint_corrected or 0, share.memory_bytes + free)
-            if size > share.memory_bytes and share.gpu_id in {
-                each.gpu_id for each in (left.lease.shares if left.lease else ())
-            }:
+            if size > share.memory_bytes:
                 grown[share.gpu_id] = replace(share, memory_bytes=size)
         self.resize(other, grown, f"job {left.spec.job_id} has made room for what it uses")
 

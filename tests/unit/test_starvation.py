@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
@@ -10,7 +11,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from scheduling import GIB, host, settings, spec
 
-from cotenant.configs.settings import AccountSettings, LeaseSettings, SchedulingSettings
+from cotenant.configs.settings import AccountSettings, LeaseSettings, RebalanceSettings, SchedulingSettings
+from cotenant.scheduler.core.board import REST
 from cotenant.scheduler.core.commands import Command, StartJob, StopJob
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import Event, HostJoined, JobExited, JobStarted, JobSubmitted, StartFailed, Tick
@@ -21,13 +23,18 @@ from cotenant.scheduler.core.waiting import RESERVE_AFTER_S
 
 LONGEST_RUN_S = 400.0
 STEP_S = 50.0
+REST_S = 100.0  # that a job has between two interruptions
 MOST_WAITING = 12
 RULES = SchedulingSettings(
     queues={"night": AccountSettings(weight=0.5, most_jobs=2)},
     tenants={"a": AccountSettings(most_gpus=1.5), "b": AccountSettings(weight=2.0, most_jobs=2)},
 )
 CONFIGURED = settings().model_copy(
-    update={"scheduling": RULES, "lease": LeaseSettings(start_timeout_s=30.0, stop_grace_s=2.0, max_restarts=4)}
+    update={
+        "scheduling": RULES,
+        "rebalance": RebalanceSettings(move_cost_s=REST_S / REST),
+        "lease": LeaseSettings(start_timeout_s=30.0, stop_grace_s=2.0, max_restarts=4),
+    }
 )
 # The oldest cannot be overtaken any more after overtaking_s, and waits for a reservation of each of those ahead of it
 # (MOST_WAITING jobs at a time), each of which is over when those are gone that run.
@@ -44,6 +51,7 @@ class Crowd(RuleBasedStateMachine):
         self.submitted = 0
         self.running: dict[str, tuple[int, list[str], float]] = {}  # epoch, hosts, latest end
         self.doomed: set[str] = set()
+        self.interrupted: dict[str, list[float]] = {}
         self.log: list[tuple[float, list[Event]]] = []
         self.happen(HostJoined(host("h1", 2)), HostJoined(host("h2", 1)))
 
@@ -64,6 +72,10 @@ class Crowd(RuleBasedStateMachine):
                 hosts.append(command.host_id)
                 answers.append(JobStarted(command.job_id, command.epoch, command.host_id))
             elif isinstance(command, StopJob):
+                self.running.pop(command.job_id, None)
+                ending = self.core.state.jobs[command.job_id].ending
+                if ending is not None and ending.interruption is not None:
+                    self.interrupted.setdefault(command.job_id, []).append(self.now)
                 answers.append(JobExited(command.job_id, command.epoch, command.host_id, -15))
         if answers:
             self.happen(*answers)
@@ -105,6 +117,7 @@ class Crowd(RuleBasedStateMachine):
                 "queue": st.sampled_from(["default", "night"]),
                 "deadline_s": st.sampled_from([None, 3000.0, 9000.0]),
                 "criticality": st.sampled_from([None, 1.0]),
+                "checkpoint": st.sampled_from(["none", "own"]),
             }
         ),
         doomed=st.sampled_from([False] * 9 + [True]),
@@ -143,6 +156,9 @@ class Crowd(RuleBasedStateMachine):
         assert not state.queued, [state.jobs[job_id].spec.hints for job_id in state.queued]
         for job in state.jobs.values():
             assert job.state == "SUCCEEDED" or job.not_placeable or job.spec.job_id in self.doomed, job
+        for job_id, times in self.interrupted.items():  # nobody thrashes
+            assert state.jobs[job_id].spec.hints.checkpoint == "own", job_id
+            assert all(after - before >= REST_S for before, after in pairwise(times)), (job_id, times)
         again = Core(CONFIGURED)
         for number, (now, events) in enumerate(self.log):
             again.handle(events, now)
