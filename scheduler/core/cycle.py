@@ -39,6 +39,10 @@ def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
     if not state.hosts:
         state.line.forget()
         return
+    if not len(state.line):
+        state.floor.changed = set(state.moves.claimed()) & state.gpus.keys()
+        state.reservation, state.overlooked = None, {}
+        return
     # 1. the GPUs as they are
     proposal = Proposal(state, policy, predictor, state.waiting_gpus())
     # 2. order the queue and 3. propose

@@ -22,6 +22,7 @@ from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.turn import Turn
 
 DEADLINES_EVERY_S = 1.0
+EVIDENCE_EVERY_S = 60.0
 
 
 class Core:
@@ -90,10 +91,8 @@ class Core:
         if turn.models_changed:
             self._load_models()
             state.line.unsettle()
-        elif turn.evidence_changed and isinstance(state.models.interference, Informable):
-            self._predictor = informed(state.models.interference, state.evidence.observations())
-            state.line.unsettle()
-            turn.dirty = True
+        if state.gathered and turn.now - state.evidence_at >= EVIDENCE_EVERY_S:
+            self._take_evidence_in(turn)
         self._look_at_deadlines(turn)
         # Shares first follow what was measured: that frees memory for those who wait.
         if state.settings.resize.enabled:
@@ -109,6 +108,18 @@ class Core:
     def _load_models(self) -> None:
         self.state.models = self._models(self.state.model_versions)
         self._predictor = informed(self.state.models.interference, self.state.evidence.observations())
+
+    def _take_evidence_in(self, turn: Turn) -> None:
+        """Have what was measured of jobs that share GPUs change predictions, in lots: everything is looked at anew."""
+        state = self.state
+        for observation, complete in state.gathered:
+            (state.evidence.take if complete else state.evidence.add)(observation)
+        state.gathered.clear()
+        state.evidence_at = turn.now
+        if isinstance(state.models.interference, Informable):
+            self._predictor = informed(state.models.interference, state.evidence.observations())
+            state.line.unsettle()
+            turn.dirty = True
 
     def _back_off_over(self, turn: Turn) -> bool:
         """Let jobs whose back-off is over into the queue again; whether there were any."""

@@ -317,10 +317,7 @@ def models_changed(turn: Turn, event: ModelsChanged) -> None:
 
 def evidence_gathered(turn: Turn, event: EvidenceGathered) -> None:
     """Keep what was measured of jobs that share GPUs, for models that learn from it."""
-    book = turn.state.evidence
-    for observation in event.observations:
-        (book.take if event.complete else book.add)(observation)
-    turn.evidence_changed = True
+    turn.state.gathered.extend((observation, event.complete) for observation in event.observations)
 
 
 def _measured(turn: Turn, measurement: JobMeasurement) -> None:

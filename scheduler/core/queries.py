@@ -168,9 +168,9 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
         summary = f"waits: {NO_HOST}"
     elif job.state is JobState.QUEUED:
         summary, details = _why_it_waits(state, job, now)
+        details.extend(_closed(state, job, now))
     elif job.state is JobState.SUSPENDED:
         details = ["holds nothing of any GPU; 'cotenant resume' lets it go on"]
-        details.extend(_closed(state, job, now))
     elif job.lease is not None:
         details = [*_where_it_is(state, job), *([f"control: {controls}"] if controls else [])]
     if not job.state.terminal:

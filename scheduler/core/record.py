@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from pydantic import ConfigDict, TypeAdapter
@@ -41,6 +42,8 @@ class Record:
     changed_gpus: tuple[str, ...] = ()
     model_versions: dict[str, str] = field(default_factory=dict)
     evidence: tuple[Observation, ...] = ()
+    gathered: tuple[tuple[Observation, bool], ...] = ()
+    evidence_at: float = -math.inf
     accounts: dict[Kind, dict[str, tuple[float, float]]] = field(default_factory=dict)
     progress: dict[str, Progress] = field(default_factory=dict)
     reservation: Reservation | None = None

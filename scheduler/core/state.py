@@ -18,6 +18,7 @@ from operator import itemgetter
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.coldstart_profile import profile_from
 from cotenant.forecasting.interference.evidence import EvidenceBook
+from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.fleet import Fleet, Floats
 from cotenant.placement.resize import ResizeMemory, UsageSignal
@@ -67,7 +68,9 @@ class State:
         ignored: How many events were ignored, by reason.
         overlooked: For how many cycles in a row a waiting job was not given an idle GPU it fits (see invariants).
         model_versions: Version of each kind of model that is to predict.
-        evidence: How fast jobs were that shared a GPU here.
+        evidence: How fast jobs were that shared a GPU here, as predictions take it into account.
+        gathered: What was measured of that since, and whether it is complete.
+        evidence_at: When it was last taken into account, Unix seconds.
         accounts: What tenants and queues hold and have used.
         progress: How far the running jobs are that say how long they run.
         reservation: GPUs held for a job that waited long.
@@ -95,6 +98,8 @@ class State:
     overlooked: dict[str, int] = field(default_factory=dict)
     model_versions: dict[str, str] = field(default_factory=dict)
     evidence: EvidenceBook = field(default_factory=EvidenceBook)
+    gathered: list[tuple[Observation, bool]] = field(default_factory=list)
+    evidence_at: float = -math.inf
     accounts: Accounts = field(default_factory=Accounts)
     progress: dict[str, Progress] = field(default_factory=dict)
     reservation: Reservation | None = None
@@ -114,6 +119,7 @@ class State:
     line: Line = field(default_factory=Line)
     floor: Floor = field(default_factory=Floor)
     _ended: list[tuple[float, int, str]] = field(default_factory=list)
+    _requests: dict[str, tuple[Job, Settings, Request]] = field(default_factory=dict)  # of jobs that hold GPUs
     _gpu_type: str | None = None  # of all GPUs; None = there are several, or none
     _gpu_types: tuple[str, ...] = ()
     _expectations: dict[tuple[object, ...], DemandProfile] = field(default_factory=dict)
@@ -173,11 +179,18 @@ class State:
 
     def request_of(self, job: Job) -> Request:
         """Return what the job asks of placement."""
-        profile, typed = self.profile_of(job), self.typed_profiles.get(job.spec.fingerprint, {})
-        gpu = self.gpus.get(job.lease.shares[0].gpu_id) if typed and job.lease else None
-        if gpu is not None:  # there it is as it was itself measured
-            typed = {**typed, gpu.gpu_type: profile}
-        return request_of(job, profile, self.settings, typed, self._gpu_types)
+        typed = self.typed_profiles.get(job.spec.fingerprint, {})
+        if job.lease is None or typed:
+            profile = self.profile_of(job)
+            gpu = self.gpus.get(job.lease.shares[0].gpu_id) if typed and job.lease else None
+            if gpu is not None:  # there it is as it was itself measured
+                typed = {**typed, gpu.gpu_type: profile}
+            return request_of(job, profile, self.settings, typed, self._gpu_types)
+        known = self._requests.get(job.spec.job_id)
+        if known is None or known[0] is not job or known[1] is not self.settings:
+            request = request_of(job, self.profile_of(job), self.settings, {}, self._gpu_types)
+            known = self._requests[job.spec.job_id] = job, self.settings, request
+        return known[2]
 
     def key_of(self, job: Job) -> Key:
         """Return what decides whether a waiting job finds a place."""
@@ -387,6 +400,8 @@ class State:
             changed_gpus=tuple(sorted(self.floor.changed)),
             model_versions=self.model_versions,
             evidence=self.evidence.observations(),
+            gathered=tuple(self.gathered),
+            evidence_at=self.evidence_at,
             accounts=self.accounts.used(),
             progress=self.progress,
             reservation=self.reservation,
@@ -420,6 +435,8 @@ class State:
             overlooked=record.overlooked,
             model_versions=record.model_versions,
             evidence=EvidenceBook(record.evidence),
+            gathered=list(record.gathered),
+            evidence_at=record.evidence_at,
             progress=record.progress,
             reservation=record.reservation,
             deadlines_seen_at=record.deadlines_seen_at,
@@ -463,6 +480,7 @@ class State:
             self.line.remove(job_id)
         if job.lease is None:
             self.progress.pop(job_id, None)
+            self._requests.pop(job_id, None)
         self.moves.follow(job)
         before = {share.gpu_id for share in old.lease.shares} if old and old.lease else set()
         after = {share.gpu_id for share in job.lease.shares} if job.lease else set()

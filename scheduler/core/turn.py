@@ -34,7 +34,6 @@ class Turn:
         members_changed: GPUs whose set of residents changed.
         measured: GPUs with new measurements.
         models_changed: Other models are to predict.
-        evidence_changed: What was measured of jobs that share GPUs has grown.
         moves_wanted: Moves that somebody asked for.
     """
 
@@ -45,7 +44,6 @@ class Turn:
         self.members_changed: dict[str, None] = {}
         self.measured: dict[str, None] = {}
         self.models_changed = False
-        self.evidence_changed = False
         self.moves_wanted: list[MoveRequested] = []
         self._stops: list[StopJob] = []
         self._resized: dict[str, tuple[Lease, str]] = {}  # lease before this turn, reason

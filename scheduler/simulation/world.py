@@ -179,6 +179,7 @@ class World:
         self._unfinished = 0
         self._coming = 0
         self._effects = 0
+        self._large_enough: dict[int, int] = {}  # GPUs by the memory that they have at least
         self.unplaceable = [run for run in self.runs if not self._could_ever_run(run.job)]
         for run in self.runs:
             if self._could_ever_run(run.job):
@@ -399,7 +400,11 @@ class World:
         return float(rng.exponential(self.faults.node_mtbf_s or math.inf))
 
     def _could_ever_run(self, job: TraceJob) -> bool:
-        return sum(job.memory_bytes <= memory for memory in self.memory) >= job.gpus
+        large_enough = self._large_enough.get(job.memory_bytes)
+        if large_enough is None:
+            large_enough = sum(job.memory_bytes <= memory for memory in self.memory)
+            self._large_enough[job.memory_bytes] = large_enough
+        return large_enough >= job.gpus
 
     def _push(self, at: float, kind: str, subject: Any, version: int = 0) -> None:
         self._seq += 1
