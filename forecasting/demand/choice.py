@@ -5,9 +5,7 @@ beforehand: from training, or by default. Of each other candidate the absolute e
 incumbent's, forecast by forecast (after Diebold and Mariano 1995): it takes over only while what it would have saved
 exceeds a standard error.
 
-A series that stands still between steps is a case of its own: while it stands persistence is never wrong and what else
-is nearly right, so persistence takes over as soon as it would have saved anything, and what was before is forgotten
-sooner.
+Where a series stands still between steps, what was before a step tells little, and is forgotten sooner.
 """
 
 from __future__ import annotations
@@ -31,14 +29,11 @@ class Choice:
         Args:
             rows: Number of series.
             horizons: Ticks ahead. So many neighbouring forecasts err together and tell as much as one.
-            candidates: How many there are; the first is persistence.
+            candidates: How many there are.
             incumbents: Number of the candidate that speaks at first, shape (horizons,).
             steps: Whether the series stand still between steps.
         """
         self._memory = np.float32(MEMORY_OF_STEPS if steps else MEMORY)
-        self._sure: Array = np.full(candidates, SURE, dtype=np.float32)
-        if steps:
-            self._sure[0] = 0.0
         self._horizons = horizons
         self._incumbents = incumbents
         # What each candidate would have saved, discounted, and its squares.
@@ -63,7 +58,7 @@ class Choice:
     def point(self, rows: Rows, candidates: Array) -> Array:
         """Return what the chosen ones of the candidates (n, horizons, candidates) say, shape (n, horizons)."""
         saved = self._saved[:, rows]
-        worth = np.where(saved[0] > self._sure * np.sqrt(saved[1]), saved[0], 0.0)
+        worth = np.where(saved[0] > SURE * np.sqrt(saved[1]), saved[0], 0.0)
         each = np.arange(len(self._horizons))
         worth[:, each, self._incumbents] = _NOTHING
         best = worth.argmax(axis=2)
