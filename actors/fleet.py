@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -15,6 +16,7 @@ from cotenant.actors.host_agent import HostAgent
 from cotenant.actors.nodes import hosting_nodes
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command
+from cotenant.scheduler.core.scaling import Size
 from cotenant.scheduler.names import NAMESPACE, PRM, agent_name
 from cotenant.scheduler.views import ComponentHealth, Health
 
@@ -60,6 +62,14 @@ class Fleet:
                     agent.apply.remote(batch)
             except RayError as error:
                 print(f"cotenant scheduler: commands to host {host_id}: {error}", flush=True)  # noqa: T201 - the log
+
+    def resize(self, size: Size) -> None:
+        """Ask Ray's autoscaler for a cluster of this size; have spare hosts give their GPUs back to it."""
+        request_resources(bundles=[{"GPU": gpus} for gpus in size.bundles])
+        with self._lock:
+            agents = dict(self._agents)
+        for host_id, agent in agents.items():
+            agent.hold_gpus.remote(host_id not in size.spare)
 
     def health(self, silence: Mapping[str, float], note: str, models: str) -> Health:
         """Ask every component whether it answers.

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, RuntimeEnvSetupError
 
 from cotenant.actors.checkpoints import Checkpoints
-from cotenant.actors.claims import claim_gpus
+from cotenant.actors.claims import claim_gpus, release_claim
 from cotenant.actors.devices.registry import create_backend
 from cotenant.actors.enforcement.host import HostEnforcement
 from cotenant.actors.environment import resolve_environment
@@ -65,7 +65,7 @@ class HostAgent:
         )
         self._gpus = tuple(self._backend.discover())
         self._counted = counted
-        self._claimed = False
+        self._claimed, self._claims = False, True
         self._claim = self._note = ""
         self._notes: list[str] = []  # what stays as it is
         self._claim_gpus(CLAIM_TIMEOUT_S)
@@ -235,6 +235,16 @@ class HostAgent:
             ceiling = self._launcher.ceiling(spec.job_id, command.epoch)
             self._uplink.tell(JobStarted(spec.job_id, command.epoch, self._host_id, launched.root_pid, ceiling))
 
+    def hold_gpus(self, wanted: bool) -> None:
+        """Give the GPUs back to Ray, so that its autoscaler may remove this node, or claim them again.
+
+        Those of a node on which jobs run are kept. While they are given back they are announced as unusable.
+        """
+        self._claims = wanted or bool(self._inventory())
+        if self._claimed and not self._claims:
+            release_claim(self._host_id)
+            self._claimed, self._claim = False, "given back: nothing has run here for a while"
+
     def _claim_gpus(self, timeout_s: float) -> None:
         """Until Ray has handed the GPUs over they are announced as unusable; the claim waits in Ray's queue."""
         try:
@@ -329,7 +339,7 @@ class HostAgent:
 
     def report(self, number: int, events: tuple[Event, ...], note: str) -> HostReport:
         """See ``UplinkHost.report``."""
-        if not self._claimed:
+        if self._claims and not self._claimed:
             self._claim_gpus(CLAIM_RETRY_S)
         lasting = (*self._notes, *self._backend.notes, *self._enforcement.notes)
         notes = "; ".join(text for text in (note, self._note, self._vacated, *lasting) if text)

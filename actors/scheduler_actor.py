@@ -19,6 +19,7 @@ from cotenant.actors.fleet import Fleet
 from cotenant.actors.messages import HostReport
 from cotenant.actors.models import ModelShelf
 from cotenant.actors.ratelimit import RateLimiter
+from cotenant.actors.scaling import Scaler
 from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
 from cotenant.scheduler import resources
@@ -91,6 +92,7 @@ class Scheduler:
         self._clients: dict[str, float] = {}
         self._limiter = RateLimiter(REQUEST_RATE, REQUEST_BURST)
         self._fleet = fleet or Fleet(self.settings)
+        self._scaler = Scaler(self._fleet.resize)
         self._stopping = threading.Event()
         self._ended = threading.Event()  # the commit loop has
         if hosts:  # whether they still exist shows when they report; until then nothing is placed there
@@ -183,8 +185,7 @@ class Scheduler:
     def hosts(self) -> list[HostView]:
         """Return all hosts."""
         with self._lock:
-            offset = time.time() - time.monotonic()
-            views = []
+            views, offset = [], time.time() - time.monotonic()
             for view in queries.hosts(self._core.state):
                 contact = self._contacts.setdefault(view.host_id, HostContact(time.monotonic()))
                 seen = {"last_report_at": contact.seen + offset, "claim": contact.claim, "note": contact.note}
@@ -241,8 +242,8 @@ class Scheduler:
             silence = {host_id: time.monotonic() - contact.seen for host_id, contact in self._contacts.items()}
             note = self._ledger.note()
         serves = self.models()
-        said = [f"{kind}: {version}" for kind, version in sorted(serves.serving.items())]
-        return self._fleet.health(silence, note, "; ".join(serves.warnings or said))
+        said = serves.warnings or [f"{kind}: {version}" for kind, version in sorted(serves.serving.items())]
+        return self._fleet.health(silence, note, "; ".join(said))
 
     def location(self, job_id: str) -> list[tuple[str, int]]:
         """Return (host id, epoch) of every host that holds the job or held it last."""
@@ -426,6 +427,7 @@ class Scheduler:
             self._guarded("clients", self._watch_clients)
             self._guarded("models", lambda: self._follow_models(self._commit))
             self._guarded("tick", lambda: self._commit([Tick()]))
+            self._guarded("size", lambda: self._scaler.look(self._lock, self._core, self._clock.now()))
 
     def _guarded(self, what: str, step: Callable[[], None]) -> None:
         """Run one step of the watch loop; Ray or the journal being unavailable for a while must not end the loop."""

@@ -80,6 +80,16 @@ class CheckpointSettings(_Section):
     grace_s: Annotated[float, Field(ge=0.0, strict=True)] = 30.0
 
 
+class ScalingSettings(_Section):
+    """Size of the cluster, where Ray's autoscaler may change it. ``most_gpus`` None = as large as Ray allows."""
+
+    enabled: StrictBool = False
+    least_gpus: Annotated[int, Field(ge=0, strict=True)] = 0
+    most_gpus: Annotated[int, Field(ge=1, strict=True)] | None = None
+    wait_s: Annotated[float, Field(ge=0.0, strict=True)] = 30.0
+    idle_s: Annotated[float, Field(ge=0.0, strict=True)] = 600.0
+
+
 class LeaseSettings(_Section):
     """Time-outs that decide when somebody counts as gone."""
 
@@ -158,6 +168,7 @@ class Settings(_Section):
     placement: PlacementSettings = PlacementSettings()
     resize: ResizeSettings = ResizeSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    scaling: ScalingSettings = ScalingSettings()
     rebalance: RebalanceSettings = RebalanceSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
     lease: LeaseSettings = LeaseSettings()

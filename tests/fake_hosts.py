@@ -97,6 +97,9 @@ class FakeFleet:
             if command.host_id in self.hosts:
                 self.hosts[command.host_id].apply(command)
 
+    def resize(self, size: object) -> None:
+        """See ``Fleet``."""
+
     def health(self, silence: dict[str, float], note: str) -> Health:
         """See ``Fleet``."""
         return Health(ok=not note, components=[])

@@ -298,6 +298,21 @@ class World:
         self.waiting_count += 1
         self._effects += 1
 
+    def take_down(self, number: int) -> None:
+        """Take away a node that carries nothing.
+
+        Raises:
+            SimulationError: A job runs on it.
+        """
+        if any(self.residents[gpu] for gpu in self.node_gpus[number]):
+            raise SimulationError(f"node {self.cluster.nodes[number].name}: cannot be taken away, a job runs on it")
+        self.down.add(number)
+
+    def bring_up(self, number: int) -> None:
+        """Bring back a node that was taken away."""
+        self.down.discard(number)
+        self._effects += 1
+
     def remaining_now(self, run: Run) -> float:
         """Return the work a job has left, in seconds alone on the reference type."""
         return run.remaining_s - (self.now - run.updated) * run.speed if run.gpus else run.remaining_s
