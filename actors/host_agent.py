@@ -167,6 +167,8 @@ class HostAgent:
     # -- carrying out -----------------------------------------------------------------------------------------------
 
     def _apply(self, command: Command) -> None:
+        if isinstance(command, StartJob):
+            self._claims = True  # it was decided before the GPUs were given back
         match command:
             case StartJob() if self._needs_environment(command):
                 self._prepare(command)

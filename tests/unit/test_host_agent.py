@@ -97,6 +97,25 @@ def test_a_job_is_started_and_told_of(agent):
     assert Path(agent._launcher.environment("job", 1)["COTENANT_AGENT"]).is_socket()
 
 
+def test_gpus_are_given_back_only_when_nothing_runs_and_claimed_again_when_wanted(agent, monkeypatch):
+    released: list[str] = []
+    monkeypatch.setattr(host_agent, "release_claim", released.append)
+
+    def usable() -> list[bool]:
+        return [gpu.healthy for gpu in agent.report(1, (), "").host.gpus]
+
+    agent._launcher.tend()
+    agent.hold_gpus(False)
+    assert (released, all(usable())) == ([], True)
+    monkeypatch.setattr(agent, "_inventory", tuple)  # as when nothing runs
+    agent.hold_gpus(False)
+    agent.hold_gpus(False)
+    assert (released, any(usable())) == (["h1"], False)
+    assert agent.report(2, (), "").claim.startswith("given back")
+    agent.hold_gpus(True)
+    assert all(usable())
+
+
 def test_a_job_is_answered_for_its_own_lease_only(agent):
     answer = agent._answer_job(question(agent))
     assert (answer["status"], answer["requested"]) == ("refused", 1)
