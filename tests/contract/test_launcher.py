@@ -174,7 +174,7 @@ def test_a_stop_that_comes_during_the_launch_is_not_lost(host):
 
     host.launcher = Launcher(host.path, (GPU, OTHER), Meanwhile())
     host.python("import time; time.sleep(60)")
-    assert host.exited() == Exited("job", 1, -signal.SIGTERM, "stopped while it was being started")
+    assert host.exited() == Exited("job", 1, -signal.SIGTERM, "stopped while it was being started", stopped=True)
 
 
 def test_stopping_lets_the_job_say_goodbye(host):
@@ -186,7 +186,7 @@ def test_stopping_lets_the_job_say_goodbye(host):
     wait_until(lambda: "up" in host.output(), 10, "the job is up")
     host.launcher.stop("job", 1, 5.0, "stopped by user")
     assert [held.phase for held in host.launcher.inventory()] == ["stopping"]
-    assert host.exited() == Exited("job", 1, 3, "stopped by user")
+    assert host.exited() == Exited("job", 1, 3, "stopped by user", stopped=True)
     assert host.output() == "up\nbye\n"
 
 
@@ -195,7 +195,7 @@ def test_a_command_that_ignores_sigterm_is_killed_after_its_grace(host):
     wait_until(lambda: "up" in host.output(), 10, "the job is up")
     started = time.monotonic()
     host.launcher.stop("job", 1, 0.5, "stopped by user")
-    assert host.exited() == Exited("job", 1, -signal.SIGKILL, "stopped by user")
+    assert host.exited() == Exited("job", 1, -signal.SIGKILL, "stopped by user", stopped=True)
     assert 0.4 < time.monotonic() - started < 10.0
 
 
@@ -205,7 +205,7 @@ def test_a_second_stop_can_only_shorten_the_grace(host):
     host.launcher.stop("job", 1, 60.0, "first")
     host.launcher.stop("job", 1, 90.0, "second")
     host.launcher.stop("job", 1, 0.0, "third")
-    assert host.exited(timeout_s=3.0) == Exited("job", 1, -signal.SIGKILL, "first")
+    assert host.exited(timeout_s=3.0) == Exited("job", 1, -signal.SIGKILL, "first", stopped=True)
 
 
 def test_stopping_what_is_not_there_is_fine(host):
@@ -387,7 +387,7 @@ def test_a_lease_has_shares_and_no_process(host):
     assert host.launcher.poll() == []
     assert [f.job_id for f in host.restart()] == ["job"]
     host.launcher.stop("job", 1, 1.0, "released")
-    assert host.exited() == Exited("job", 1, 0, "released")
+    assert host.exited() == Exited("job", 1, 0, "released", stopped=True)
     host.launcher.release("job", 1)
 
 

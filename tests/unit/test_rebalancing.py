@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from scheduling import GIB, Driver, host, measurement, profile, report, settings, spec
 
-from cotenant.configs.settings import RebalanceSettings, Settings
+from cotenant.configs.settings import CheckpointSettings, RebalanceSettings, Settings
 from cotenant.scheduler.core import queries
 from cotenant.scheduler.core.commands import StartJob
 from cotenant.scheduler.core.events import (
     Event,
+    HostJoined,
     HostLost,
     JobExited,
     MemoryOverrun,
@@ -26,6 +27,7 @@ from cotenant.scheduler.core.model import JobSpec
 from cotenant.scheduler.core.state import State
 
 REST_S = 5.0 * 60.0
+SHARED = CheckpointSettings(directory="/everywhere")
 
 
 def saver(job_id: str, **hints: Any) -> JobSpec:
@@ -294,7 +296,7 @@ class TestApart:
         driver = Driver(
             host("h1"),
             replace(new, gpus=tuple(replace(gpu, gpu_type="new") for gpu in new.gpus)),
-            configured=settings(speeds={"new": 4.0}),
+            configured=settings(speeds={"new": 4.0}).model_copy(update={"checkpoints": SHARED}),
         )
         driver.run(saver("other", expected_duration_s=5000.0))
         driver.run(saver("a", expected_duration_s=left_s))
@@ -407,6 +409,36 @@ class TestMemory:
         driver.run(sharer("small", compute=0.4))
         self.outgrow(driver, 6)
         assert [stop.job_id for stop in driver.stops()] == ["big"]
+
+
+class TestReach:
+    """Where a job finds its checkpoint again."""
+
+    def moved(self, **changes: Any) -> Driver:
+        driver = Driver(host("h1"), configured=settings().model_copy(update=changes))
+        driver.run(saver("low", priority="low"))
+        driver.do(Tick(), after_s=REST_S)
+        driver.submit(saver("high", priority="high", restart="never"))
+        driver.do(Tick(), after_s=40.0)
+        driver.do(gone(driver, "low"))
+        driver.start_all(driver.commands)
+        driver.do(HostJoined(host("h2")))
+        return driver
+
+    def test_a_job_waits_for_its_host_when_no_other_can_read_its_checkpoint(self) -> None:
+        driver = self.moved()
+        assert (driver.state("low"), driver.job("low").anchor) == ("QUEUED", "h1")
+        assert "on host h1 only" in " ".join(queries.explain(driver.core.state, "low", driver.now).details)
+        driver.do(gone(driver, "high", 0))
+        assert on(driver, "low") == ["h1-0"]
+
+    def test_with_a_shared_directory_it_goes_anywhere(self) -> None:
+        assert on(self.moved(checkpoints=SHARED), "low") == ["h2-0"]
+
+    def test_a_checkpoint_that_is_lost_with_its_host_holds_nobody_back(self) -> None:
+        driver = self.moved()
+        driver.do(HostLost("h1", "gone"))
+        assert on(driver, "low") == ["h2-0"]
 
 
 def test_starts_of_a_moved_job_are_fenced() -> None:
