@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
@@ -45,6 +46,7 @@ class HostEnforcement(ShareFile):
             if kind_of(gpu) == "gpu"
         }
         self._no_checkpoints: str | None = None  # not looked at yet
+        self._records: dict[Path, dict[str, Any]] = {}
         self._power: PowerLimit | None = None
         if settings.power_limit_w is not None and self._services:
             self._power = PowerLimit(run_dir, list(self._services), settings.power_limit_w)
@@ -84,7 +86,7 @@ class HostEnforcement(ShareFile):
 
     def guarantees(self, job_dir: Path, report: JobReport) -> str:
         """See ``EnforcementBackend.guarantees``."""
-        way, said = self._way(job_dir), _record(job_dir).get("reason", "")
+        way, said = self._way(job_dir), self._record(job_dir).get("reason", "")
         text = way.guarantees(job_dir, report)
         return text if way.name == "cpu" or not said else f"{text} ({said})"
 
@@ -98,12 +100,16 @@ class HostEnforcement(ShareFile):
 
     def pause(self, job_dir: Path) -> Pause:
         """See ``EnforcementBackend.pause``."""
-        gpus = [self._gpus[gpu_id] for gpu_id in _record(job_dir).get("gpu_ids", ()) if gpu_id in self._gpus]
+        gpus = [self._gpus[gpu_id] for gpu_id in self._record(job_dir).get("gpu_ids", ()) if gpu_id in self._gpus]
         name, _ = choose_pause([self._traits(gpu, checkpoints=True) for gpu in gpus], self._method(job_dir))
         return PAUSES[name]()
 
     def tend(self, job_dirs: Sequence[Path]) -> None:
         """See ``EnforcementBackend.tend``."""
+        kept = set(job_dirs)
+        for known in list(self._records):  # another thread may add one meanwhile
+            if known not in kept:
+                self._records.pop(known, None)
         by_method: dict[Method, list[Path]] = {}
         for job_dir in job_dirs:
             by_method.setdefault(self._method(job_dir), []).append(job_dir)
@@ -131,8 +137,17 @@ class HostEnforcement(ShareFile):
         )
 
     def _method(self, job_dir: Path) -> Method:
-        method: Method = _record(job_dir).get("method", "cpu")  # a job of a version that knew no other
+        method: Method = self._record(job_dir).get("method", "cpu")  # a job of a version that knew no other
         return method
+
+    def _record(self, job_dir: Path) -> dict[str, Any]:
+        """Return what was decided for a job: asked several times a second, and never changed."""
+        record = self._records.get(job_dir)
+        if record is None:
+            record = runner.read_json(str(job_dir / RECORD)) or {}
+            if record:
+                self._records[job_dir] = record
+        return record
 
     def _way(self, job_dir: Path) -> EnforcementBackend:
         return self._ways[self._method(job_dir)]
@@ -147,7 +162,3 @@ def kind_of(gpu: GpuInfo) -> GpuKind:
     if gpu.cores or not gpu.visible_env.get("CUDA_VISIBLE_DEVICES"):
         return "cpu"
     return "mig" if gpu.gpu_id.startswith("MIG-") else "gpu"
-
-
-def _record(job_dir: Path) -> dict:  # type: ignore[type-arg]
-    return runner.read_json(str(job_dir / RECORD)) or {}
