@@ -19,7 +19,7 @@ import pytest
 from support import wait_until
 
 WORKLOADS = Path(__file__).parents[2] / "examples" / "workloads"
-MODULES = ("cartpole", "data", "storage", "training")
+MODULES = ("cartpole", "data", "object_detection", "speech_recognition", "storage", "training")
 
 
 @pytest.fixture(scope="module")
@@ -358,3 +358,33 @@ def group_exists(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+# Detection and speech
+
+
+def test_boxes_are_around_the_ink_of_each_cell(programs: dict[str, ModuleType]) -> None:
+    masks = np.zeros((1, 64, 64), dtype=np.uint8)
+    masks[0, 4:12, 8:24] = 1
+    masks[0, 32:64, 48:64] = 1
+    found = programs["object_detection"].boxes(masks)[0]
+    assert found[0, 0].tolist() == [1.0, 4 / 32, 8 / 32, 12 / 32, 24 / 32]
+    assert found[1, 1].tolist() == [1.0, 0.0, 16 / 32, 1.0, 1.0]
+    assert found[0, 1].tolist() == found[1, 0].tolist() == [0.0] * 5
+
+
+def test_utterances_are_always_the_same_and_their_phones_come_back(programs: dict[str, ModuleType]) -> None:
+    data = programs["data"]
+    sounds, phones = data.utterances()
+    again, _ = data.utterances()
+    assert (sounds == again).all()
+    assert (phones.max(), phones.min()) == (data.PHONES, 0)
+    assert {np.count_nonzero(word) for word in phones} == {3, 4, 5, 6}
+    spectrograms, labels = data.split_utterances(data.RECORDS["utterances"]())
+    assert (spectrograms == sounds).all()
+    assert (labels == phones).all()
+
+
+def test_what_a_recogniser_says_is_spelt_without_blanks_and_repetitions(programs: dict[str, ModuleType]) -> None:
+    torch = programs["speech_recognition"].torch
+    assert programs["speech_recognition"].spelt(torch.tensor([0, 3, 3, 0, 3, 5, 5, 0])) == [3, 3, 5]
