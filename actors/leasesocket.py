@@ -19,6 +19,7 @@ from cotenant.scheduler.errors import CotenantError, NotPermitted, TooManyReques
 
 MOST_AT_ONCE = 8  # of all jobs together; more wait for their turn in the backlog
 _LONGEST_PATH = 100
+_OWN_FOLDER = "ct-agent-"
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -37,14 +38,19 @@ class LeaseSocket:
     def __init__(self, path: str, answer: Answer) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108 - a socket
+        self._path = path
         self._server = _Server(path, answer)
         Path(path).chmod(0o600)
         threading.Thread(target=self._server.serve_forever, name="lease-socket", daemon=True).start()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Answer nobody any more, and leave nothing behind."""
         self._server.shutdown()
         self._server.server_close()
+        Path(self._path).unlink(missing_ok=True)
+        if Path(self._path).parent.name.startswith(_OWN_FOLDER):
+            with contextlib.suppress(OSError):
+                Path(self._path).parent.rmdir()
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
@@ -93,6 +99,6 @@ def socket_path(run_dir: Path) -> str:
         return path
     temp = tempfile.gettempdir()
     key = hashlib.sha256(str(run_dir).encode()).hexdigest()[:12]
-    folder = f"{temp if len(temp) <= LONGEST_TEMP else '/tmp'}/ct-agent-{os.getuid()}-{key}"
+    folder = f"{temp if len(temp) <= LONGEST_TEMP else '/tmp'}/{_OWN_FOLDER}{os.getuid()}-{key}"
     make_private(folder)
     return f"{folder}/agent.sock"

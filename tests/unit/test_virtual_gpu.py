@@ -163,8 +163,9 @@ def test_the_path_of_the_socket_is_short_whatever_the_run_directory(tmp_path):
     assert len(found) < 100
     assert found == socket_path(deep) != socket_path(deep / "e")
     assert stat.S_IMODE(Path(found).parent.stat().st_mode) == 0o700
-    for path in (deep, deep / "e"):
-        Path(socket_path(path)).parent.rmdir()
+    for path in (found, socket_path(deep / "e")):
+        LeaseSocket(path, lambda _: {}).close()
+        assert not Path(path).parent.exists()
 
 
 def test_requests_are_limited_per_job():
