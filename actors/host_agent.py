@@ -306,7 +306,7 @@ class HostAgent:
             self._vacated = left or self._vacated
             with self._lock:
                 self._exits_told.add((ended.job_id, ended.epoch))
-            how = (ended.exit_code, ended.reason, ended.lost, ended.stopped)
+            how = (ended.exit_code, ended.reason, ended.lost, ended.stopped, ended.out_of_memory)
             self._uplink.tell(JobExited(ended.job_id, ended.epoch, self._host_id, *how))
 
     def _close_window(self) -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 from cotenant.actors import jobfiles, runner
 from cotenant.actors.enforcement.base import EnforcementBackend
 from cotenant.actors.reports import NO_HINTS, Descriptors
+from cotenant.actors.shim.bootstrap import OUT_OF_MEMORY
 from cotenant.placement.types import Share
 
 START_TIMEOUT_S = 10.0
@@ -59,6 +60,7 @@ class Exited:
         reason: Why, for people.
         lost: The host let it down (its lease expired, its record is damaged): the job itself did nothing wrong.
         stopped: It was asked to end before it ended by itself.
+        out_of_memory: One of its processes has ended since an allocation failed.
     """
 
     job_id: str
@@ -67,6 +69,7 @@ class Exited:
     reason: str
     lost: bool = False
     stopped: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,8 @@ class JobRecord:
         ended = runner.read_json(str(self.launched.job_dir / runner.EXIT))  # after the look at its writer
         if ended is not None:
             lost, stopped = (bool(ended.get(name, False)) for name in ("lost", "stopped"))
-            return Exited(*self.key, int(ended["exit_code"]), str(ended["reason"]), lost, stopped)
+            short = (self.launched.job_dir / OUT_OF_MEMORY).exists()
+            return Exited(*self.key, int(ended["exit_code"]), str(ended["reason"]), lost, stopped, short)
         if alive:
             if supervisor is not None and self.stop and time.monotonic() >= self.stop.kill_at + OVERTIME_S:
                 runner.send(supervisor, signal.SIGKILL)  # the kernel kills the command with it

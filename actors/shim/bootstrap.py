@@ -22,6 +22,7 @@ ATTACH_PREFIX = "attach-"
 OPERATOR_MIX = "COTENANT_OPERATOR_MIX"  # "1": profile a few steps now and then
 STARTED = "started"  # the whole process belongs to the job, which takes it along when it ends
 JOINED = "joined"  # the process put itself under the job's share and goes on when the job has ended
+OUT_OF_MEMORY = "out-of-memory"  # in the job's directory: one of its processes has ended for want of memory
 _WARNED = "COTENANT_SHIM_WARNED"
 _HELPER_MARKS = ("--multiprocessing-fork", "from multiprocessing.")
 
@@ -55,8 +56,26 @@ def install() -> None:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the shim, torch must be imported
             warn(error)
 
+    _tell_of_want_of_memory(os.environ["COTENANT_JOB_DIR"])
     when_imported(begin)
     sys.meta_path.append(_LastResort())
+
+
+def _tell_of_want_of_memory(job_dir: str) -> None:
+    """Leave a note when this process ends because an allocation failed, which its share may be to blame for."""
+    before = sys.excepthook
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        text = str(error) if issubclass(kind, RuntimeError) else ""
+        if issubclass(kind, MemoryError) or kind.__name__ == "OutOfMemoryError" or "can't allocate memory" in text:
+            try:
+                with open(f"{job_dir}/{OUT_OF_MEMORY}", "w", encoding="ascii"):
+                    pass
+            except OSError:
+                pass  # then it ends as any other failure
+        before(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def when_imported(action: Callable[[Any], None]) -> None:

@@ -139,6 +139,7 @@ class JobExited:
 
     ``lost``: the host let the job down (its lease expired, its record is damaged); it counts as lost with its node.
     ``stopped``: it had been asked to end. Exit code 0 without that says that it is done.
+    ``out_of_memory``: one of its processes has ended since an allocation failed.
     """
 
     job_id: str
@@ -148,6 +149,7 @@ class JobExited:
     reason: str = ""
     lost: bool = False
     stopped: bool = False
+    out_of_memory: bool = False
     kind: Literal["job_exited"] = "job_exited"
 
 

@@ -55,6 +55,7 @@ from cotenant.scheduler.core.turn import Turn
 ON_LOSS: tuple[RestartPolicy, ...] = ("on_node_loss", "on_failure")
 ON_FAILURE: tuple[RestartPolicy, ...] = ("on_failure",)
 ALWAYS: tuple[RestartPolicy, ...] = ("never", "on_node_loss", "on_failure")
+OUT_OF_MEMORY_GROWTH = 1.5  # memory given after an allocation failed, relative to what the job had
 OVERRUN_MARGIN = 1.2  # memory given after an overrun, relative to what was used
 MEMORY_HORIZON_S = 60
 UTIL_HORIZON_S = 5
@@ -239,7 +240,20 @@ def job_exited(turn: Turn, event: JobExited) -> None:
         reason = event.reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
         policies = ON_LOSS if event.lost else ON_FAILURE
         ending = turn.another_try(job, reason, policies, exit_code=code, backoff=True)
+        if event.out_of_memory and job.ending is None:
+            job, ending = _out_of_memory(turn, job, reason, code)
     turn.leave(job, event.host_id, ending, code)
+
+
+def _out_of_memory(turn: Turn, job: Job, reason: str, code: int) -> tuple[Job, Ending]:
+    """Let a job that its memory share was too small for try once more with more; whatever its restart policy."""
+    had = max((share.memory_bytes for share in job.lease.shares), default=0) if job.lease else 0
+    largest = max((gpu.memory_bytes for gpu in turn.state.gpus.values()), default=0)
+    if job.was_held or job.overruns or had >= largest:
+        return job, Ending(JobState.FAILED, f"{reason}: out of memory", exit_code=code)
+    wanted = min(largest, math.ceil(had * OUT_OF_MEMORY_GROWTH))
+    ending = Ending(JobState.QUEUED, f"{reason}: out of memory with {had} bytes; once more with {wanted}")
+    return replace(job, overruns=job.overruns + 1, memory_hint_corrected=wanted), ending
 
 
 def job_missing(turn: Turn, event: JobMissing) -> None:

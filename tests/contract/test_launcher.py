@@ -480,3 +480,18 @@ def test_an_exit_says_whether_the_job_was_asked_to_end(host, asked):
         host.launcher.stop("job", 1, 5.0, "moved")
     exited = host.exited()
     assert (exited.exit_code, exited.stopped) == (0, asked)
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        ("MemoryError()", True),
+        ("type('OutOfMemoryError', (RuntimeError,), {})('CUDA out of memory')", True),
+        ('RuntimeError("DefaultCPUAllocator: can\'t allocate memory: you tried to allocate 8 bytes")', True),
+        ("RuntimeError('nan')", False),
+    ],
+)
+def test_a_job_that_ends_for_want_of_memory_is_known(host, error, short):
+    host.launch(sys.executable, "-c", f"raise {error}")
+    exited = host.exited()
+    assert (exited.exit_code, exited.out_of_memory) == (1, short)

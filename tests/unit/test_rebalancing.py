@@ -411,6 +411,31 @@ class TestMemory:
         assert [stop.job_id for stop in driver.stops()] == ["big"]
 
 
+class TestOutOfMemory:
+    """A job in which an allocation failed."""
+
+    def fail(self, driver: Driver) -> None:
+        driver.do(JobExited("a", driver.job("a").epoch, "h1", 1, "exit code 1", out_of_memory=True))
+
+    @pytest.mark.parametrize("restart", ["never", "on_failure"])
+    def test_is_tried_once_more_with_more(self, restart: str) -> None:
+        driver = Driver(host())
+        driver.run(spec("a", gpu_memory=4 * GIB, compute=0.4, restart=restart))
+        self.fail(driver)
+        job = driver.job("a")
+        assert (job.state, job.epoch, job.restarts) == ("STARTING", 2, 1)
+        assert job.lease is not None
+        assert job.lease.shares[0].memory_bytes == 6 * GIB
+        self.fail(driver)
+        assert (driver.state("a"), driver.job("a").reason) == ("FAILED", "exit code 1: out of memory")
+
+    def test_fails_when_it_had_all_there_is(self) -> None:
+        driver = Driver(host())
+        driver.run(saver("a"))
+        self.fail(driver)
+        assert (driver.state("a"), driver.job("a").exit_code) == ("FAILED", 1)
+
+
 class TestReach:
     """Where a job finds its checkpoint again."""
 
