@@ -30,7 +30,7 @@ def test_the_fake_has_the_methods_of_the_client() -> None:
     for name, method in inspect.getmembers(FakeClient, inspect.isfunction):
         if not name.startswith("_"):
             real = set(inspect.signature(getattr(Client, name)).parameters)
-            assert {key for key in inspect.signature(method).parameters if key != "how"} <= real, name
+            assert {key for key in inspect.signature(method).parameters if key not in {"how", "asked"}} <= real, name
 
 
 # -- submit -----------------------------------------------------------------------------------------------------------
@@ -91,6 +91,10 @@ HINT_OPTIONS = {
     "queue": ("q", "q"),
     "tenant": ("t", "t"),
     "restart": ("never", "never"),
+    "group": ("web", "web"),
+    "anti_affinity": ("tenant:t", "tenant:t"),
+    "checkpoint": ("own", "own"),
+    "grace": ("90s", 90.0),
     "deadline": ("2h", None),
 }
 
@@ -104,7 +108,7 @@ def test_every_hint_is_an_option_of_every_command_that_takes_hints(client: FakeC
     if hint == "deadline":
         assert hints.deadline_s == pytest.approx(time.time() + 7200, abs=60)
     else:
-        field = {"expected_duration": "expected_duration_s"}.get(hint, hint)
+        field = {"expected_duration": "expected_duration_s", "grace": "grace_s"}.get(hint, hint)
         assert hints == dataclasses.replace(
             Hints(), **{field: pytest.approx(expected) if type(expected) is float else expected}
         )
