@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,8 @@ def figures(case: str, method: str, result: Result, goals: Goals | None = None) 
     if wide:
         waited = [(run.ended_at or 0.0) - run.job.submit_s - run.run_s for run in wide]
         found.append(("mean queueing of jobs of 32 GPUs and more", sum(waited) / len(waited), "s"))
+    jct, queue_s = summary["jct_s"]["mean"], queue["mean"]
+    print(f"{case}: {method}: completion {jct:,.0f} s, queueing {queue_s:,.0f} s", file=sys.stderr, flush=True)
     for metric, value, unit in found:
         yield Row(case, method, metric, float(value), unit, goal=goals.get(metric))
 
