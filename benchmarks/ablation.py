@@ -31,7 +31,7 @@ from cotenant.scheduler.simulation.truth import PairTable
 from cotenant.scheduler.simulation.workload import GIB, Trace, even_cluster
 
 GPUS, USABLE_GIB = 16, 23
-SEEDS = 3
+SEEDS = 2
 
 
 class Blind:

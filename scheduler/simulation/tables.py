@@ -63,6 +63,11 @@ class GavelTruth:
 
     A workload is a job type with its number of GPUs. The reference type of a trace's durations is ``reference``.
 
+    Attributes:
+        reference: The GPU type on which ``duration_s`` is meant.
+        rates: Steps per second alone, by workload and GPU type; 0 = does not fit.
+        pairs: By GPU type, n of the first of two workloads beside the second; 0 = they do not fit together.
+
     Args:
         path: ``simulation_throughputs.json``, plain or compressed with gzip.
         reference: The GPU type on which ``duration_s`` is meant.
@@ -73,9 +78,9 @@ class GavelTruth:
             document = json.load(lines)
         self.reference = reference
         self.rates: dict[tuple[str, str], float] = {}
-        self._pairs: dict[str, dict[tuple[str, str], float]] = {}
+        self.pairs: dict[str, dict[tuple[str, str], float]] = {}
         for gpu_type, table in document.items():
-            pairs = self._pairs[gpu_type] = {}
+            pairs = self.pairs[gpu_type] = {}
             for name, row in table.items():
                 one = _gavel_key(name)
                 alone = float(row["null"])
@@ -83,7 +88,7 @@ class GavelTruth:
                 for other, both in row.items():
                     if other != "null" and alone > 0.0:
                         pairs[one, _gavel_key(other)] = min(1.0, float(both[0]) / alone)
-        self._tables = {gpu_type: PairTable(pairs) for gpu_type, pairs in self._pairs.items()}
+        self._tables = {gpu_type: PairTable(pairs) for gpu_type, pairs in self.pairs.items()}
         if reference not in self._tables:
             raise TraceError(path, None, "reference", reference, f"one of {', '.join(self._tables)}")
 
