@@ -52,7 +52,7 @@ THEIRS = {  # policies in Gavel's simulator: mean completion and total, s
         "max_min_fairness_packed": (32_528, 64_178),
     },
 }
-GAMMAS = {JCT: {"no job lengths": 0.0, "job lengths": 0.5}, TOTAL: {"job lengths": -1.0}}
+GAMMAS = {JCT: {"no job lengths": 0.0, "job lengths": 0.5}, TOTAL: {"job lengths": -0.5}}
 GOALS = {
     (JCT, "no job lengths"): {COMPLETION: "<= 12000"},
     (JCT, "job lengths"): {COMPLETION: "<= 11600"},

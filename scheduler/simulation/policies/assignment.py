@@ -12,7 +12,7 @@ from cotenant.scheduler.simulation.desk import Desk, Entry, Key, Knows
 from cotenant.scheduler.simulation.policies.gavel import Choice, possible, workers_of
 from cotenant.scheduler.simulation.truth import NoInterference, Truth
 
-_HORIZON_S = 3600.0  # over which the work that a move costs is spread
+_HORIZON_S = 900.0  # over which the work that a move costs is spread
 _GAP = 1e-3  # relative, to the best solution
 _LIMIT_S = 10.0  # of one solve; what is best until then is taken
 
