@@ -169,7 +169,8 @@ class Crowd(RuleBasedStateMachine):
     def step(self) -> None:
         self.now += STEP_S
         for job_id in [job_id for job_id, (_, _, until) in self.running.items() if until <= self.now]:
-            self.end(job_id)
+            if job_id in self.running:  # the end of one may have another make room
+                self.end(job_id)
         self.happen(Tick())
 
 
