@@ -6,10 +6,11 @@ every second says how long it runs, all different. Jobs are made up, since the c
 
 The cluster is filled by a policy that predicts nothing; then the shipped one takes over and the figures begin.
 
-Latency is that of one ``Core.handle`` call in which one running job ends and whoever may takes its place. Placements
-per second count all calls (ends, submissions, starts) of a steady state in which lots of 64 jobs end and arrive at
-once, as shells batch them. Each size runs in a process of its own, whose peak memory is told. The growth exponent is
-the slope of the logarithm of the seconds per decision over that of the GPUs: 1 is linear.
+A decision is one ``Core.handle`` call in which one running job ends and whoever may takes its place; it counts its
+processor time, so that other work on the machine hardly matters. Placements per second count all calls (ends,
+submissions, starts) of a steady state in which lots of 64 jobs end and arrive at once, as shells batch them. Each size
+runs in a process of its own, whose peak memory is told. The growth exponent is the slope of the logarithm of the
+seconds per decision over that of the GPUs: 1 is linear.
 """
 
 from __future__ import annotations
@@ -116,9 +117,9 @@ class Cluster:
         seconds = 0.0
         while events:
             self.now += SECONDS_BETWEEN
-            begun = time.perf_counter()
+            begun = time.thread_time()
             commands = self.core.handle(events, self.now)
-            took = time.perf_counter() - begun
+            took = time.thread_time() - begun
             self.spent += took
             seconds = seconds or took
             starts: dict[tuple[str, int], list[str]] = {}
