@@ -11,9 +11,11 @@ would not help, and then nobody yields any more. An escalated job stays so until
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cotenant.scheduler.core.model import Hints, Job, Progress
+from cotenant.scheduler.core.model import Hints, Job, JobState, Progress
 
 MARGIN = 0.2
 NOTED_SPEED_CHANGE = 0.02
@@ -73,6 +75,41 @@ def left_of(hints: Hints, done: float) -> float | None:
     """Return what is left of a job that has done so much, seconds alone; None when that is not known."""
     left_s = None if hints.expected_duration_s is None else hints.expected_duration_s - done
     return left_s if left_s is not None and left_s > 0.0 else None
+
+
+def expected_end(job: Job, progress: Progress | None, limit: float, now: float) -> tuple[float, float] | None:
+    """Return when a job is expected to end and when at the latest, Unix seconds; None when nobody knows.
+
+    At the latest: slowed down by ``limit``, as it accepts, from now on. A job that is only about to start starts now.
+    """
+    if job.state is JobState.STOPPING:
+        return now, now
+    left_s = remaining_alone_s(job.spec.hints, progress, now)
+    if left_s is None:
+        return None
+    return now + left_s / (progress.speed if progress else 1.0), now + left_s * limit
+
+
+def ends(jobs: Iterable[tuple[Job, Progress | None]]) -> tuple[float, float, float]:
+    """Return when jobs on one GPU, given with their progress, are expected to end.
+
+    Returns:
+        When the first and the last of those end that run, Unix seconds (infinity and minus infinity: none runs; nobody
+        knows: the last is infinity), and how long those take that start now (minus infinity: none does).
+    """
+    first, last, starting = math.inf, -math.inf, -math.inf
+    for job, progress in jobs:
+        expected_s = job.spec.hints.expected_duration_s
+        if job.state is JobState.STOPPING:
+            continue
+        if expected_s is None:
+            last = math.inf
+        elif progress is None:
+            starting = max(starting, expected_s)
+        else:
+            end = progress.at + (expected_s - progress.done_s) / progress.speed
+            first, last = min(first, end), max(last, end)
+    return first, last, starting
 
 
 def likely_left_s(hints: Hints, done: float) -> float:

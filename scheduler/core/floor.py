@@ -93,7 +93,7 @@ class Floor:
         if len(self._ends) != len(fleet):
             self._ends = np.array([ends(gpu.gpu_id) for gpu in fleet]).reshape(-1, 3)
         else:
-            for gpu_id in self._mistimed:
+            for gpu_id in filter(fleet.has, self._mistimed):
                 self._ends[fleet.position(gpu_id)] = ends(gpu_id)
         self._mistimed.clear()
         first, last, starting = self._ends.T

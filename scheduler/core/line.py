@@ -7,7 +7,7 @@ for as long as no GPU changes, and when some do, only those are looked at (``Scr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from cotenant.configs.settings import PlacementSettings
 from cotenant.placement.fleet import Flags, Fleet, Floats, Integers
 from cotenant.placement.shares import FLOOR, TOLERANCE
-from cotenant.placement.types import NoFit, Request
+from cotenant.placement.types import FitError, NoFit, Request
 from cotenant.scheduler.core.deadlines import left_of
 from cotenant.scheduler.core.model import Job
 from cotenant.scheduler.core.priority import AGE_WORTH_A_CLASS_S, Standing, lasting_parts, pressing_parts
 from cotenant.scheduler.core.requests import Key
+from cotenant.scheduler.core.snapshot import Told
 
 _FIRST_SIZE = 64
 _NO_DEADLINE = math.inf
@@ -304,6 +305,26 @@ class Line:
     def refusals(self) -> Iterator[Ask]:
         """Yield the asks that were told why they wait."""
         return (ask for ask in self._by_key.values() if ask.refusal is not None)
+
+    def why(self, job_id: str) -> tuple[FitError, ...]:
+        """Return what the job was told; empty when it was not looked at, or does not wait."""
+        refusal = self.ask_of(job_id).refusal if job_id in self else None
+        return refusal.errors if refusal else ()
+
+    def told(self, seq_of: Callable[[str], int]) -> Iterator[Told]:
+        """Yield what asks were told, each once however many jobs it has, in order of submission."""
+        groups = ((ask, sorted(ask.jobs, key=seq_of)) for ask in self.refusals())
+        for ask, job_ids in sorted(groups, key=lambda each: seq_of(each[1][0])):
+            if ask.refusal is not None:
+                yield Told(ask.refusal, ask.settled, ask.over_quota, tuple(job_ids))
+
+    def tell(self, told: Told) -> None:
+        """Take over what ``told`` yielded once."""
+        ask = self.ask_of(told.job_ids[0])
+        ask.refusal, ask.over_quota = told.refusal, told.over_quota
+        self.note_never(ask)
+        if told.settled:
+            self.settle(ask)
 
     def undescribed(self) -> list[Ask]:
         """Return the asks that are settled without the screen knowing what they need."""

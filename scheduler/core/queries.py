@@ -179,7 +179,7 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
         details.extend(_accounts(state, job))
         details.extend(_where_numbers_come_from(state, job))
     details.extend(f"{_ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
-    helps = would_help(job.fit_errors or state.why_refused(job_id))
+    helps = would_help(job.fit_errors or state.line.why(job_id))
     if not job.state.terminal:
         helps.extend(_more_help(state, job, now))
     return Explanation(job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps)
@@ -200,7 +200,7 @@ def _why_it_waits(state: State, job: Job, now: float) -> tuple[str, list[str]]:
     standing = state.standing()
     queue = ordered((state.jobs[job_id] for job_id in state.queued), now, standing)
     place = next(i for i, other in enumerate(queue, start=1) if other.spec.job_id == job.spec.job_id)
-    errors = state.why_refused(job.spec.job_id)
+    errors = state.line.why(job.spec.job_id)
     why = fold(errors) if errors else "it has not been looked at yet"
     details = [f"number {place} of {len(queue)} in the queue", f"has waited {max(0.0, now - job.queued_at):.0f} s"]
     value = parts(job, now, standing)
@@ -343,7 +343,7 @@ def _job_view(state: State, job: Job, controls: str) -> JobView:
 
 
 def _waits(state: State, job: Job) -> str:
-    errors = state.why_refused(job.spec.job_id) if job.state is JobState.QUEUED else ()
+    errors = state.line.why(job.spec.job_id) if job.state is JobState.QUEUED else ()
     return fold(errors) if errors else ""
 
 

@@ -9,11 +9,14 @@ from typing import Any
 
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.characterisation.coldstart import Descriptors
+from cotenant.forecasting.coldstart_profile import profile_from
 from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.types import Request
 from cotenant.scheduler.core.model import Bounds, Hints, Job
+from cotenant.scheduler.core.models import Models
 from cotenant.scheduler.core.priority import share_weight
 
+REMEMBERED_EXPECTATIONS = 10_000
 NOTED_UTIL_CHANGE = 0.02  # a profile that moves by less changes no placement
 NOTED_RATE_CHANGE = 0.02  # the same of its step rate, relative
 _NOISY: Mapping[str, Any] = {
@@ -44,6 +47,25 @@ Key = tuple[str, Hints, tuple[int | None, Bounds, Bounds], str | None, DemandPro
 def described(hints: Hints) -> Descriptors:
     """Return what the hints say of the program, as cold-start classes take it."""
     return Descriptors(hints.model_family, hints.model, batch=hints.batch_size, parameters=hints.parameters)
+
+
+class Expectations:
+    """What is to be expected of jobs by their hints, remembered since every cycle asks."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], DemandProfile] = {}
+
+    def of(self, hints: Hints, models: Models, gpu_type: str | None) -> DemandProfile:
+        """Return the profile of a job with these hints, from these models, on GPUs of this type."""
+        job = described(hints)
+        question = (models, gpu_type, job, hints.compute, hints.gpu_memory)
+        found = self._known.get(question)
+        if found is None:
+            if len(self._known) >= REMEMBERED_EXPECTATIONS:
+                self._known.clear()
+            found = profile_from(job, hints.compute, hints.gpu_memory, models.cold_start, gpu_type)
+            self._known[question] = found
+        return found
 
 
 def max_slowdown(hints: Hints, settings: Settings) -> float:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from cotenant.configs.settings import Settings
-from cotenant.forecasting.coldstart_profile import profile_from
 from cotenant.forecasting.interference.evidence import EvidenceBook
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import DemandProfile
@@ -25,7 +23,7 @@ from cotenant.placement.resize import ResizeMemory, UsageSignal
 from cotenant.placement.statement import resident_of
 from cotenant.placement.types import FitError, GpuView, Request, Share
 from cotenant.scheduler.core.accounts import Accounts
-from cotenant.scheduler.core.deadlines import remaining_alone_s
+from cotenant.scheduler.core.deadlines import ends, expected_end
 from cotenant.scheduler.core.floor import Floor
 from cotenant.scheduler.core.line import Line
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec, JobState, Progress, Reservation
@@ -34,13 +32,12 @@ from cotenant.scheduler.core.moves import Moves
 from cotenant.scheduler.core.priority import Standing
 from cotenant.scheduler.core.quotas import limits_of
 from cotenant.scheduler.core.record import SCHEMA_VERSION, Record, read, write
-from cotenant.scheduler.core.requests import Key, ask_of, described, keep_longest, max_slowdown, request_of
+from cotenant.scheduler.core.requests import Expectations, Key, ask_of, keep_longest, max_slowdown, request_of
 from cotenant.scheduler.core.sanity import sound
-from cotenant.scheduler.core.snapshot import Told, Usage
+from cotenant.scheduler.core.snapshot import Usage
 
 KEPT_ENDED_JOBS = 10_000
 KEPT_FINGERPRINTS = 10_000
-REMEMBERED_EXPECTATIONS = 10_000
 
 
 class InvariantViolation(Exception):
@@ -122,7 +119,7 @@ class State:
     _requests: dict[str, tuple[Job, Settings, Request]] = field(default_factory=dict)  # of jobs that hold GPUs
     _gpu_type: str | None = None  # of all GPUs; None = there are several, or none
     _gpu_types: tuple[str, ...] = ()
-    _expectations: dict[tuple[object, ...], DemandProfile] = field(default_factory=dict)
+    _expectations: Expectations = field(default_factory=Expectations)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -166,16 +163,7 @@ class State:
         return replace(profile, fingerprint=spec.fingerprint, family=family)
 
     def _expected(self, hints: Hints) -> DemandProfile:
-        """Return what is to be expected of a job with these hints; remembered, since every cycle asks for all jobs."""
-        job = described(hints)
-        question = (self.models, self._gpu_type, job, hints.compute, hints.gpu_memory)
-        found = self._expectations.get(question)
-        if found is None:
-            if len(self._expectations) >= REMEMBERED_EXPECTATIONS:
-                self._expectations.clear()
-            found = profile_from(job, hints.compute, hints.gpu_memory, self.models.cold_start, self._gpu_type)
-            self._expectations[question] = found
-        return found
+        return self._expectations.of(hints, self.models, self._gpu_type)
 
     def request_of(self, job: Job) -> Request:
         """Return what the job asks of placement."""
@@ -209,48 +197,23 @@ class State:
         return Standing(rules, factors["tenant"], factors["queue"])
 
     def end_of(self, job_id: str) -> tuple[float, float] | None:
-        """Return when a job is expected to end and when at the latest, Unix seconds; None when nobody knows.
-
-        At the latest: as slowed down as it accepts from now on. A job that is only about to start starts now.
-        """
-        job, now = self.jobs.get(job_id), self.now
-        if job is None:  # only imagined, by a what-if
-            return None
-        if job.state is JobState.STOPPING:
-            return now, now
-        progress = self.progress.get(job_id)
-        left_s = remaining_alone_s(job.spec.hints, progress, now)
-        if left_s is None:
-            return None
-        slowest = max_slowdown(job.spec.hints, self.settings)
-        return now + left_s / (progress.speed if progress else 1.0), now + left_s * slowest
+        """Return when a job is expected to end and when at the latest, Unix seconds; None when nobody knows."""
+        job = self.jobs.get(job_id)  # None: only imagined, by a what-if
+        limit = max_slowdown(job.spec.hints, self.settings) if job else 1.0
+        return None if job is None else expected_end(job, self.progress.get(job_id), limit, self.now)
 
     def free_at(self) -> Floats:
         """Return when each GPU of the fleet is expected to be empty, Unix seconds; infinity when nobody knows."""
         return self.floor.free_at(self.fleet(), self._ends_on, self.now)
 
     def _ends_on(self, gpu_id: str) -> tuple[float, float, float]:
-        first, last, starting = math.inf, -math.inf, -math.inf
-        for job_id in self.on_gpu.get(gpu_id, ()):
-            job, progress = self.jobs[job_id], self.progress.get(job_id)
-            expected_s = job.spec.hints.expected_duration_s
-            if job.state is JobState.STOPPING:
-                continue
-            if expected_s is None:
-                last = math.inf
-            elif progress is None:
-                starting = max(starting, expected_s)
-            else:
-                end = progress.at + (expected_s - progress.done_s) / progress.speed
-                first, last = min(first, end), max(last, end)
-        return first, last, starting
+        jobs = map(self.jobs.__getitem__, self.on_gpu.get(gpu_id, ()))
+        return ends((job, self.progress.get(job.spec.job_id)) for job in jobs)
 
     def note_progress(self, job: Job, progress: Progress) -> None:
         """Note how far a running job is."""
         self.progress[job.spec.job_id] = progress
-        self.floor.retime(
-            share.gpu_id for share in (job.lease.shares if job.lease else ()) if share.gpu_id in self.gpus
-        )
+        self.floor.retime(share.gpu_id for share in (job.lease.shares if job.lease else ()))
 
     def shares_on(self, job: Job, host_id: str) -> tuple[Share, ...]:
         """Return the job's shares that lie on the host."""
@@ -269,11 +232,6 @@ class State:
     def refused(self) -> dict[str, tuple[FitError, ...]]:
         """Why each waiting job was refused, as of when all GPUs were last looked at for it."""
         return {job_id: ask.refusal.errors for ask in self.line.refusals() for job_id in ask.jobs if ask.refusal}
-
-    def why_refused(self, job_id: str) -> tuple[FitError, ...]:
-        """Return why the job waits, as of when all GPUs were last looked at for it; empty when that never happened."""
-        refusal = self.line.ask_of(job_id).refusal if job_id in self.line else None
-        return refusal.errors if refusal else ()
 
     def signals(self, gpu_id: str) -> dict[str, UsageSignal]:
         """Return what is known of the demand of each resident of the GPU that was measured there."""
@@ -360,17 +318,6 @@ class State:
         self.line.unsettle()
         self._queue_anew(self.queued)
 
-    @contextmanager
-    def trying(self, settings: Settings) -> Iterator[None]:
-        """Look at the state as it would be under other settings; afterwards it is as before."""
-        kept = self.settings, self.floor
-        self.settings, self.floor = settings, Floor()
-        self.floor.renew()
-        try:
-            yield
-        finally:
-            self.settings, self.floor = kept
-
     def ignore(self, reason: str) -> None:
         """Count an event that was ignored."""
         self.ignored[reason] = self.ignored.get(reason, 0) + 1
@@ -396,7 +343,7 @@ class State:
             reported_at=self.reported_at,
             ignored=self.ignored,
             overlooked=self.overlooked,
-            told=tuple(self._told()),
+            told=tuple(self.line.told(lambda job_id: self.jobs[job_id].seq)),
             changed_gpus=tuple(sorted(self.floor.changed)),
             model_versions=self.model_versions,
             evidence=self.evidence.observations(),
@@ -448,11 +395,7 @@ class State:
         state._look_at_gpus()
         state.floor.changed = set(record.changed_gpus)
         for told in record.told:
-            ask = state.line.ask_of(told.job_ids[0])
-            ask.refusal, ask.over_quota = told.refusal, told.over_quota
-            state.line.note_never(ask)
-            if told.settled:
-                state.line.settle(ask)
+            state.line.tell(told)
         return state
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -495,7 +438,7 @@ class State:
         seen = old is not None and old.lease is job.lease and old.profile is job.profile and old.asks_like(job)
         if not seen or (old is not None and old.state is not job.state):
             self._account(job)
-            self.floor.retime(gpu_id for gpu_id in before | after if gpu_id in self.gpus)
+            self.floor.retime(before | after)
         if not seen or (old is not None and old.urgency != job.urgency):
             self.floor.touch(gpu_id for gpu_id in before | after if gpu_id in self.gpus)
 
@@ -511,13 +454,6 @@ class State:
     def _account_residents(self, gpu_id: str) -> None:
         for job in self.residents(gpu_id):
             self._account(job)
-
-    def _told(self) -> Iterator[Told]:
-        """Thousands of jobs may have been told the same, at length: it is written once."""
-        seqs = {id(ask): sorted(ask.jobs, key=lambda job_id: self.jobs[job_id].seq) for ask in self.line.refusals()}
-        for ask in sorted(self.line.refusals(), key=lambda ask: self.jobs[seqs[id(ask)][0]].seq):
-            if ask.refusal is not None:
-                yield Told(ask.refusal, ask.settled, ask.over_quota, tuple(seqs[id(ask)]))
 
     def _build_view(self, gpu_id: str) -> GpuView:
         gpu = self.gpus[gpu_id]

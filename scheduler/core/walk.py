@@ -21,6 +21,7 @@ from cotenant.scheduler.core.model import Job
 from cotenant.scheduler.core.proposal import MOST_EXCHANGED, Proposal, is_over_quota
 from cotenant.scheduler.core.waiting import RESERVE_AFTER_S
 
+FEW_GPUS = 64  # on so few, all are looked at for everybody whenever one has changed: then what jobs are told is fresh
 MOST_LATE = 8  # refused jobs that may change places with others
 
 
@@ -73,7 +74,9 @@ class _Walk:
             line.describe(ask, state.request_of(job), self._proposal.packing.memory_margin)
         self._news = np.array(sorted(map(fleet.position, state.floor.changed)), dtype=np.int64)
         self._lets_in = self._screen(self._news)
+        self._all_anew = len(fleet) <= FEW_GPUS and len(self._news) > 0
         self._open = ~line.settled | line.limited | self._lets_in.any(axis=1)  # asks that may find a place
+        self._open |= self._all_anew
         self._refused = np.zeros(len(self._open), dtype=np.bool_)
         self._refused_early = self._refused.copy()
         self._narrowed = self._refused.copy()  # refused when some GPUs were closed to them
@@ -231,7 +234,7 @@ class _Walk:
 
     def _places(self, ask: Ask, *, early: bool) -> Integers | None:
         """Return the GPUs to look at; None = all."""
-        if not ask.settled or ask.pinned:
+        if not ask.settled or ask.pinned or self._all_anew:
             return None
         news = self._news[self._lets_in[ask.number]]
         if early:

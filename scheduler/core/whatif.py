@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +16,7 @@ from cotenant.placement.objective import packing_saving
 from cotenant.placement.statement import Statement
 from cotenant.scheduler.core.cycle import propose
 from cotenant.scheduler.core.engine import Core
+from cotenant.scheduler.core.floor import Floor
 from cotenant.scheduler.core.model import Job, JobSpec, JobState
 from cotenant.scheduler.core.priority import ordered
 from cotenant.scheduler.core.proposal import Plan
@@ -64,7 +65,7 @@ def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | 
     before = _look(core, (), now) if state.queued else _Look(Plan(), {})
     running = _newest(state) if settings is not None else []
     fitted = [job for job in running if _refusal(core, job) is None]
-    with nullcontext() if settings is None else state.trying(settings):
+    with nullcontext() if settings is None else _trying(state, settings):
         after = _look(core, imagined, now)
         affected = [*_waiting(state, before, after), *_running(core, fitted)]
         throughputs = [_predict(view, core.predictor) for view in after.plan.gpus]
@@ -79,6 +80,18 @@ def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | 
             reconsidered=len(running),
             running=len(state.leased),
         )
+
+
+@contextmanager
+def _trying(state: State, settings: Settings) -> Iterator[None]:
+    """Look at the state as it would be under other settings; afterwards it is as before."""
+    kept = state.settings, state.floor
+    state.settings, state.floor = settings, Floor()
+    state.floor.renew()
+    try:
+        yield
+    finally:
+        state.settings, state.floor = kept
 
 
 def _imagine(state: State, spec: JobSpec, number: int, now: float) -> Job:
