@@ -457,18 +457,8 @@ CPU = ("cpu", len(os.sched_getaffinity(0)))
         ("auto", FOUR, "", CPU),
         ("cpu", FOUR, None, CPU),
         ("auto", ("gpu 0", "fault nvmlInit 9"), None, CPU),
-        (
-            "auto",
-            ("gpu 0", "fault nvmlInit 18"),
-            None,
-            "device.backend: 'auto' is not accepted on this host: ",
-        ),
-        (
-            "nvml",
-            ("gpu 0", "fault nvmlInit 9"),
-            None,
-            "device.backend: 'nvml' is not accepted on this host: ",
-        ),
+        ("auto", ("gpu 0", "fault nvmlInit 18"), None, "device.backend: 'auto' is not accepted on this host: "),
+        ("nvml", ("gpu 0", "fault nvmlInit 9"), None, "device.backend: 'nvml' is not accepted on this host: "),
         ("nvml", (), None, "device.count: None is not accepted; this host has 0 GPUs"),
     ],
 )
