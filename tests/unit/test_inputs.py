@@ -36,6 +36,7 @@ DEEP: list[Any] = [[[[[[[1]]]]]]]
 NOT_TEXT: list[object] = [True, math.nan, math.inf, -math.inf, [], {}, [1], {"a": [1]}, DEEP, -1, HUGE]
 NOT_A_HINT = ["", " ", "-1", "nan", "inf", "٣", "1 parsec", "1e3", "\x1b[31m", "a\0b", "x" * 100_000, "\udcff"]
 NAMES_TOO = ("nan", "inf", "1e3")
+NAMES = {"framework", "model", "model_family", "queue", "tenant", "group"}
 
 
 class NoCluster:
@@ -109,7 +110,7 @@ def refusal(read: Callable[[], object]) -> tuple[str, str]:
 def test_the_same_refusal_on_all_four_ways(fake: FakeClient, hint: str) -> None:
     accepted = refusal(lambda: parse_hints({hint: "\x1b"}, NOW))[1]
     for value in NOT_A_HINT:
-        if value in NAMES_TOO and hint in {"framework", "model", "model_family", "queue", "tenant"}:
+        if value in NAMES_TOO and hint in NAMES:
             continue
         assert refusal(lambda value=value: parse_hints({hint: value}, NOW)) == (hint, accepted)  # type: ignore[misc]
         assert refusal(lambda value=value: from_metadata({f"cotenant.{hint}": value}, NOW)) == (hint, accepted)  # type: ignore[misc]
