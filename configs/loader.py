@@ -111,7 +111,8 @@ def _require_known(key: _Path, source: str) -> None:
     names = [".".join(name) for name in known]
     close = difflib.get_close_matches(shown, names, n=1, cutoff=0.8)
     in_section = [name for name in names if name.startswith(f"{key[0]}.")]
-    accepted_names = f"did you mean {close[0]}?" if close else f"give one of {', '.join(in_section or names)}"
+    listed = ", ".join(in_section or Settings.model_fields)
+    accepted_names = f"did you mean {close[0]}?" if close else f"give one of {listed}"
     raise SettingsError(f"{source}: {shown} is not a setting; {accepted_names}")
 
 
