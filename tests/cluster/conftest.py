@@ -33,7 +33,8 @@ from cotenant.scheduler.core.model import Hints
 from cotenant.scheduler.views import JobView
 
 TEST_SETTINGS = Settings(
-    lease=LeaseSettings(ttl_s=4.0, client_ttl_s=3.0, stop_grace_s=1.0),
+    # Longer than a restarted actor takes on a slow machine: 4.5 s of imports and replay were seen.
+    lease=LeaseSettings(ttl_s=7.0, client_ttl_s=3.0, stop_grace_s=1.0),
     placement=PlacementSettings(profile_s=2.0),
     device=DeviceSettings(backend="cpu", memory_bytes=2 << 30),
     api=ApiSettings(enabled=False),
