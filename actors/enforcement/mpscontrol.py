@@ -12,11 +12,11 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False  # importing typing would take a tenth of the time a launch takes
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
@@ -51,24 +51,17 @@ def start_daemon(folder: str, gpu: str | None, start_s: float = START_S) -> None
         os.makedirs(f"{folder}/{part}", mode=0o700, exist_ok=True)
     visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     said = f"{folder}/said"
-    try:
-        # Into a file: a daemon that keeps its output open would hold a pipe open for ever.
-        with open(said, "wb") as output:
-            done = subprocess.run(
-                [CONTROL, "-d"],
-                env={**os.environ, **environment(folder), **visible},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=start_s,
-                check=False,
-            )
-    except FileNotFoundError as error:
-        raise MpsError(f"{CONTROL} is not on PATH") from error
-    except OSError as error:
-        raise MpsError(f"{CONTROL} cannot be run: {error}") from error
-    except subprocess.TimeoutExpired as error:
-        raise MpsError(f"{CONTROL} -d did not return within {start_s:g} s") from error
+    # Into a file: a daemon that keeps its output open would hold a pipe open for ever.
+    with _running(f"{CONTROL} -d did not return within {start_s:g} s"), open(said, "wb") as output:
+        done = subprocess.run(
+            [CONTROL, "-d"],
+            env={**os.environ, **environment(folder), **visible},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=start_s,
+            check=False,
+        )
     if done.returncode != 0:
         with open(said, encoding="utf-8", errors="replace") as file:
             words = file.read().strip()
@@ -84,13 +77,26 @@ def start_daemon(folder: str, gpu: str | None, start_s: float = START_S) -> None
             time.sleep(_POLL_S)  # there is nothing to wait on before its socket exists
 
 
+@contextmanager
+def _running(too_late: str) -> Iterator[None]:
+    """Say in an ``MpsError`` why the control program did not run, or ``too_late``."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MpsError(f"{CONTROL} is not on PATH") from error
+    except OSError as error:
+        raise MpsError(f"{CONTROL} cannot be run: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise MpsError(too_late) from error
+
+
 def ask(folder: str, command: str, timeout_s: float = ASK_S) -> str:
     """Give the daemon one command and return its answer.
 
     Raises:
         MpsError: There is no daemon, it does not answer in time, or it refuses the command.
     """
-    try:
+    with _running(f"{CONTROL}: no answer to {command!r} within {timeout_s:g} s"):
         done = subprocess.run(
             [CONTROL],
             input=command + "\n",
@@ -100,12 +106,6 @@ def ask(folder: str, command: str, timeout_s: float = ASK_S) -> str:
             timeout=timeout_s,
             check=False,
         )
-    except FileNotFoundError as error:
-        raise MpsError(f"{CONTROL} is not on PATH") from error
-    except OSError as error:
-        raise MpsError(f"{CONTROL} cannot be run: {error}") from error
-    except subprocess.TimeoutExpired as error:
-        raise MpsError(f"{CONTROL}: no answer to {command!r} within {timeout_s:g} s") from error
     if done.returncode != 0:
         raise MpsError(f"{CONTROL}: {command!r} failed: {(done.stderr or done.stdout).strip()}")
     return done.stdout.strip()
