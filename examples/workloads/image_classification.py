@@ -15,7 +15,7 @@ from data import TRAIN_DIGITS, Bytes, digits, split_digits
 from loading import Batch, input_stream
 from torch import Tensor, nn
 from torch.nn import functional
-from training import Defaults, Metrics, Stateful, fill_defaults, make_parser, prepare, train
+from training import Defaults, Metrics, Supervised, fill_defaults, make_parser, prepare, train
 
 TEST_BATCH = 64
 
@@ -113,24 +113,19 @@ def normalised(images: Tensor) -> Tensor:
     return images.unsqueeze(1).float().div_(128.0).sub_(0.6)
 
 
-class ImageClassification:
+class ImageClassification(Supervised):
     """The task for the training loop."""
 
     def __init__(self, model: nn.Module, batches: Iterator[Batch]) -> None:
-        self._model = model
+        super().__init__(model, torch.optim.Adam(model.parameters(), lr=2e-3))
         self._batches = batches
-        self._optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
         images, labels = digits()
         self._test_images = torch.from_numpy(images[TRAIN_DIGITS:])
         self._test_labels = torch.from_numpy(labels[TRAIN_DIGITS:].astype(np.int64))
 
-    def train_step(self) -> Metrics:
+    def loss(self) -> Tensor:
         images, labels = next(self._batches)
-        loss = functional.cross_entropy(self._model(normalised(images)), labels)
-        self._optimizer.zero_grad()
-        loss.backward()
-        self._optimizer.step()
-        return {"loss": loss.item()}
+        return functional.cross_entropy(self._model(normalised(images)), labels)
 
     @torch.no_grad()
     def evaluate(self) -> Metrics:
@@ -140,9 +135,6 @@ class ImageClassification:
         correct = logits.argmax(dim=1) == self._test_labels
         loss = functional.cross_entropy(logits, self._test_labels)
         return {"loss": loss.item(), "accuracy": correct.float().mean().item()}
-
-    def parts(self) -> dict[str, Stateful]:
-        return {"network": self._model, "optimizer": self._optimizer}
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from data import SCENE_SIDE, TRAIN_SCENES, Bytes, scenes, split_scenes
 from loading import Batch, input_stream
 from torch import Tensor, nn
 from torch.nn import functional
-from training import Defaults, Metrics, Stateful, fill_defaults, make_parser, prepare, train
+from training import Defaults, Metrics, Supervised, fill_defaults, make_parser, prepare, train
 
 DEFAULTS = Defaults(steps=220, batch=8, storage_rate=130.0)
 CELLS = 2  # a picture is CELLS x CELLS cells, each with at most one digit
@@ -71,28 +71,24 @@ def normalised(images: Tensor) -> Tensor:
     return images.unsqueeze(1).float().div_(128.0).sub_(0.7)
 
 
-class ObjectDetection:
+class ObjectDetection(Supervised):
     """The task for the training loop."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
-        self._model = Detector()
+        network = Detector()
+        super().__init__(network, torch.optim.Adam(network.parameters(), lr=2e-3))
         self._batches = batches
-        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=2e-3)
         images, masks = scenes()
         self._test_images = torch.from_numpy(images[TRAIN_SCENES:])
         self._test_boxes = torch.from_numpy(boxes(masks[TRAIN_SCENES:]))
 
-    def train_step(self) -> Metrics:
+    def loss(self) -> Tensor:
         images, wanted = next(self._batches)
         said = self._model(normalised(images))
         there = wanted[..., 0]
         found = functional.binary_cross_entropy_with_logits(said[..., 0], there)
         where = (functional.smooth_l1_loss(said[..., 1:], wanted[..., 1:], reduction="none").sum(dim=3) * there).mean()
-        loss = found + 5.0 * where
-        self._optimizer.zero_grad()
-        loss.backward()
-        self._optimizer.step()
-        return {"loss": loss.item()}
+        return found + 5.0 * where
 
     @torch.no_grad()
     def evaluate(self) -> Metrics:
@@ -102,9 +98,6 @@ class ObjectDetection:
         there = self._test_boxes[..., 0] > 0
         missed = (said[..., 1:] - self._test_boxes[..., 1:]).abs().mean(dim=3)[there]
         return {"found": ((said[..., 0] > 0) == there).float().mean().item(), "box error": missed.mean().item()}
-
-    def parts(self) -> dict[str, Stateful]:
-        return {"network": self._model, "optimizer": self._optimizer}
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from data import TRAIN_SCENES, Bytes, scenes, split_scenes
 from loading import Batch, input_stream
 from torch import Tensor, nn
 from torch.nn import functional
-from training import Defaults, Metrics, Stateful, fill_defaults, make_parser, prepare, train
+from training import Defaults, Metrics, Supervised, fill_defaults, make_parser, prepare, train
 
 DEFAULTS = Defaults(steps=280, batch=4, storage_rate=92.0)
 
@@ -67,24 +67,20 @@ def normalised(images: Tensor) -> Tensor:
     return images.unsqueeze(1).float().div_(128.0).sub_(0.7)
 
 
-class Segmentation:
+class Segmentation(Supervised):
     """The task for the training loop."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
-        self._model = UNet(width=8)
+        network = UNet(width=8)
+        super().__init__(network, torch.optim.Adam(network.parameters(), lr=2e-3))
         self._batches = batches
-        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=2e-3)
         images, masks = scenes()
         self._test_images = torch.from_numpy(images[TRAIN_SCENES:])
         self._test_masks = torch.from_numpy(masks[TRAIN_SCENES:]).bool()
 
-    def train_step(self) -> Metrics:
+    def loss(self) -> Tensor:
         images, masks = next(self._batches)
-        loss = functional.binary_cross_entropy_with_logits(self._model(normalised(images)).squeeze(1), masks.float())
-        self._optimizer.zero_grad()
-        loss.backward()
-        self._optimizer.step()
-        return {"loss": loss.item()}
+        return functional.binary_cross_entropy_with_logits(self._model(normalised(images)).squeeze(1), masks.float())
 
     @torch.no_grad()
     def evaluate(self) -> Metrics:
@@ -93,9 +89,6 @@ class Segmentation:
         self._model.train()
         both, either = (marked & self._test_masks).sum().item(), (marked | self._test_masks).sum().item()
         return {"overlap": both / either}
-
-    def parts(self) -> dict[str, Stateful]:
-        return {"network": self._model, "optimizer": self._optimizer}
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from data import BANDS, PHONES, TRAIN_UTTERANCES, Bytes, split_utterances, utter
 from loading import Batch, input_stream
 from torch import Tensor, nn
 from torch.nn import functional
-from training import Defaults, Metrics, Stateful, fill_defaults, make_parser, prepare, train
+from training import Defaults, Metrics, Supervised, fill_defaults, make_parser, prepare, train
 
 DEFAULTS = Defaults(steps=220, batch=16, storage_rate=150.0)
 BLANK = 0
@@ -54,26 +54,22 @@ def spelt(best: Tensor) -> list[int]:
     return [symbol for symbol in symbols if symbol != BLANK]
 
 
-class SpeechRecognition:
+class SpeechRecognition(Supervised):
     """The task for the training loop."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
-        self._model = Recogniser()
+        network = Recogniser()
+        super().__init__(network, torch.optim.Adam(network.parameters(), lr=3e-3))
         self._batches = batches
-        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=3e-3)
         sounds, phones = utterances()
         self._test_sounds = torch.from_numpy(sounds[TRAIN_UTTERANCES:])
         self._test_phones = [row[row > 0].tolist() for row in phones[TRAIN_UTTERANCES:]]
 
-    def train_step(self) -> Metrics:
+    def loss(self) -> Tensor:
         sounds, phones = next(self._batches)
         likely = self._model(normalised(sounds))
         heard = torch.full((len(sounds),), len(likely), dtype=torch.long)
-        loss = functional.ctc_loss(likely, phones, heard, (phones > 0).sum(dim=1), blank=BLANK)
-        self._optimizer.zero_grad()
-        loss.backward()
-        self._optimizer.step()
-        return {"loss": loss.item()}
+        return functional.ctc_loss(likely, phones, heard, (phones > 0).sum(dim=1), blank=BLANK)
 
     @torch.no_grad()
     def evaluate(self) -> Metrics:
@@ -82,9 +78,6 @@ class SpeechRecognition:
         self._model.train()
         right = sum(spelt(best[:, n]) == phones for n, phones in enumerate(self._test_phones))
         return {"words right": right / len(self._test_phones)}
-
-    def parts(self) -> dict[str, Stateful]:
-        return {"network": self._model, "optimizer": self._optimizer}
 
 
 def main() -> int:

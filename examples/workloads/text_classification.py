@@ -12,7 +12,7 @@ import torch
 from data import PADDING, UNKNOWN, Corpus, corpus, passages
 from torch import Tensor, nn
 from torch.nn import functional
-from training import Defaults, Metrics, Stateful, fill_defaults, make_parser, prepare, train
+from training import Defaults, Metrics, Supervised, fill_defaults, make_parser, prepare, train
 
 DEFAULTS = Defaults(steps=280, batch=6)
 LENGTH = 96  # words in a passage
@@ -75,26 +75,22 @@ def draw(texts: Corpus, batch: int, rng: np.random.Generator) -> tuple[Tensor, T
     return torch.from_numpy(tokens), torch.from_numpy(labels)
 
 
-class TextClassification:
+class TextClassification(Supervised):
     """The task for the training loop."""
 
     def __init__(self, batch: int, seed: int) -> None:
         self._texts = corpus()
         self._batch = batch
         self._rng = np.random.default_rng(seed)
-        self._model = Encoder(len(self._texts.vocabulary) + UNKNOWN + 1, len(self._texts.names))
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=5e-4)
+        network = Encoder(len(self._texts.vocabulary) + UNKNOWN + 1, len(self._texts.names))
+        super().__init__(network, torch.optim.AdamW(network.parameters(), lr=5e-4))
         tests = [passages(text, LENGTH) for text in self._texts.test]
         self._test_tokens = torch.from_numpy(np.concatenate(tests))
         self._test_labels = torch.repeat_interleave(torch.tensor([len(test) for test in tests]))
 
-    def train_step(self) -> Metrics:
+    def loss(self) -> Tensor:
         tokens, labels = draw(self._texts, self._batch, self._rng)
-        loss = functional.cross_entropy(self._model(tokens), labels)
-        self._optimizer.zero_grad()
-        loss.backward()
-        self._optimizer.step()
-        return {"loss": loss.item()}
+        return functional.cross_entropy(self._model(tokens), labels)
 
     @torch.no_grad()
     def evaluate(self) -> Metrics:
@@ -102,9 +98,6 @@ class TextClassification:
         correct = logits.argmax(dim=1) == self._test_labels
         loss = functional.cross_entropy(logits, self._test_labels)
         return {"loss": loss.item(), "accuracy": correct.float().mean().item()}
-
-    def parts(self) -> dict[str, Stateful]:
-        return {"network": self._model, "optimizer": self._optimizer}
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 from storage import split_address
+from torch import nn
 
 CHECKPOINT = "checkpoint.pt"
 Metrics = dict[str, float]
@@ -44,6 +46,32 @@ class Task(Protocol):
 
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds, by name."""
+
+
+class Supervised(ABC):
+    """A task of one network and one optimizer, of which a step goes down the gradient of one loss."""
+
+    def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model = network
+        self._optimizer = optimizer
+
+    @abstractmethod
+    def loss(self) -> torch.Tensor:
+        """The loss on the next batch."""
+
+    @abstractmethod
+    def evaluate(self) -> Metrics:
+        """See ``Task``."""
+
+    def train_step(self) -> Metrics:
+        loss = self.loss()
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return {"loss": loss.item()}
+
+    def parts(self) -> dict[str, Stateful]:
+        return {"network": self._model, "optimizer": self._optimizer}
 
 
 @dataclass(frozen=True, slots=True)
