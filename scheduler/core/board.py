@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy
+from cotenant.placement.fleet import Flags, Integers, Part
 from cotenant.placement.moving import Pace, paces
 from cotenant.placement.objective import slowness
 from cotenant.placement.statement import Statement
@@ -14,10 +17,8 @@ from cotenant.scheduler.core.deadlines import attained_s, likely_left_s
 from cotenant.scheduler.core.interruptions import tell
 from cotenant.scheduler.core.model import Ending, Interruption, Job, JobState
 from cotenant.scheduler.core.priority import held_value
-from cotenant.scheduler.core.proposal import on_allowed_host
 from cotenant.scheduler.core.requests import grace_s
 from cotenant.scheduler.core.turn import Turn
-from cotenant.scheduler.core.waiting import Held
 
 REST = 5.0  # a job is left alone for so many times the cost of a move
 CLAIM_SLACK_S = 30.0  # beyond the grace period of those who leave
@@ -45,7 +46,7 @@ class Board:
         self._policy, self._predictor = policy, predictor
         self._packing = turn.state.settings.placement
         self._places: dict[str, tuple[str, ...]] = {}  # of jobs that are placed elsewhere on the board
-        self._held = self._now_held()
+        self._closed = self._now_closed()
         self._shared = turn.state.settings.checkpoints.directory is not None
 
     def close(self) -> None:
@@ -54,21 +55,36 @@ class Board:
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
-    def movable(self) -> list[Job]:
-        """Return the running jobs that lose nothing and have had their rest, in order of submission."""
+    def movable(self, among: Iterable[str] | None = None) -> list[Job]:
+        """Return the running jobs that lose nothing and have had their rest, in order of submission.
+
+        Args:
+            among: Ids of the only jobs to look at; None = all.
+        """
         rest_s = REST * self.rules.move_cost_s
+        savers = self.state.savers if among is None else self.state.savers.intersection(among)
         return [
             job
-            for job in self.state.in_order(self.state.savers - self.taken)
+            for job in self.state.in_order(savers - self.taken)
             if job.state is JobState.RUNNING
             and job.lease
             and self.now - job.lease.granted_at >= rest_s
             and (self._shared or len(job.hosts) == 1)
         ]
 
-    def within_reach(self, job: Job, views: Sequence[GpuView]) -> list[GpuView]:
+    def sharing(self) -> dict[str, None]:
+        """Return the jobs on GPUs that carry several, each once, in order."""
+        fleet = self.statement.fleet
+        crowded = np.flatnonzero(fleet.crowd > 1).tolist()
+        return {resident.job_id: None for place in crowded for resident in fleet[place].residents}
+
+    def within_reach(self, job: Job, places: Integers) -> Integers:
         """Return those of these GPUs where the job finds its checkpoint again."""
-        return [view for view in views if self._shared or view.host_id in job.hosts]
+        fleet = self.statement.fleet
+        if self._shared:
+            return places
+        near = [fleet.of_host(host_id) for host_id in job.hosts]
+        return np.intersect1d(places, np.concatenate(near)) if near else places[:0]
 
     def left_s(self, job_id: str) -> float:
         """Return how long the job is expected to run on, alone, seconds."""
@@ -88,15 +104,20 @@ class Board:
         """Return the jobs on these GPUs, each once, in order."""
         return {resident.job_id: None for gpu_id in gpu_ids for resident in self.statement.gpu(gpu_id).residents}
 
-    def open_to(self, job: Job, views: Sequence[GpuView]) -> list[GpuView]:
-        """Return those of these GPUs, as they will be, that are open to the job."""
-        return [self.statement.gpu(v.gpu_id) for v in on_allowed_host(job, views) if v.gpu_id not in self._held]
+    def positions(self, gpu_ids: Iterable[str]) -> Integers:
+        """Return the positions of these GPUs in the fleet, ascending."""
+        return np.array(sorted(map(self.statement.fleet.position, gpu_ids)), dtype=np.int64)
 
-    def empty(self) -> list[GpuView]:
+    def open_to(self, job: Job, places: Integers) -> Integers:
+        """Return those of these GPUs that are open to the job."""
+        open_ = places[~self._closed[places]]
+        pinned = job.only_host
+        return open_ if pinned is None else np.intersect1d(open_, self.statement.fleet.of_host(pinned))
+
+    def empty(self) -> Integers:
         """Return the GPUs that carry nobody and that nobody has a claim on."""
         fleet = self.statement.fleet
-        free = ((fleet.crowd == 0) & fleet.schedulable).nonzero()[0].tolist()
-        return [fleet[place] for place in free if fleet[place].gpu_id not in self._held]
+        return np.flatnonzero((fleet.crowd == 0) & fleet.schedulable & ~self._closed)
 
     def paces(self, job_ids: Sequence[str]) -> dict[str, Pace]:
         """Return how these jobs are predicted to go."""
@@ -119,12 +140,18 @@ class Board:
         """Take a job off its GPUs."""
         self.statement.evict(job_id, self.places(job_id))
 
-    def place(self, job: Job, views: Sequence[GpuView]) -> Placement | None:
-        """Place a job that has no GPUs on some of these; None when it does not fit."""
-        request, now = self.state.request_of(job), self.open_to(job, views)
-        if len(now) < request.gpus:
+    def place(self, job: Job, places: Integers) -> Placement | None:
+        """Place a job that has no GPUs on some of these; None when it does not fit.
+
+        Args:
+            job: The job.
+            places: Positions of the GPUs in the fleet, ascending.
+        """
+        request, open_ = self.state.request_of(job), self.open_to(job, places)
+        if len(open_) < request.gpus:
             return None
-        answer = self._policy.place(request, now, self._predictor, self._packing, request.gpus)
+        gpus = Part(self.statement.fleet, open_, why=False)
+        answer = self._policy.place(request, gpus, self._predictor, self._packing, request.gpus)
         if not isinstance(answer, Placement):
             return None
         self.statement.place(request, answer)
@@ -150,7 +177,12 @@ class Board:
         """Keep the GPUs on which a job was placed on the board for it until those who leave are gone."""
         grace = max(grace_s(other.spec.hints, self.state.settings) for other in leaving)
         self.state.moves.claim(job_id, self._places[job_id], self.now + grace + CLAIM_SLACK_S)
-        self._held = self._now_held()
+        self._closed = self._now_closed()
 
-    def _now_held(self) -> Held:
-        return Held(self.state.reservation, claimed=self.state.moves.claimed())
+    def _now_closed(self) -> Flags:
+        """Return which GPUs somebody has a claim on, or are held."""
+        state, fleet = self.state, self.statement.fleet
+        reserved = state.reservation.gpu_ids if state.reservation else ()
+        closed = np.zeros(len(fleet), dtype=np.bool_)
+        closed[[fleet.position(gpu_id) for gpu_id in (*state.moves.claimed(), *reserved) if fleet.has(gpu_id)]] = True
+        return closed

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cotenant.placement.types import GpuView, Placement
+import numpy as np
+
+from cotenant.placement.fleet import Integers
+from cotenant.placement.types import Placement
 from cotenant.scheduler.core.board import Board
 from cotenant.scheduler.core.model import Interruption, Job
 from cotenant.scheduler.core.moves import PATIENCE_S
@@ -45,8 +48,8 @@ def _make_room_for(board: Board, job: Job, by_value: Sequence[_Valued]) -> None:
         and other.spec.job_id not in board.taken
         and board.left_s(other.spec.job_id) > soon_s  # whoever ends by then anyway need not be asked
     ]
-    for views, group in _groups(board, job, victims):
-        leaving = _place_without(board, job, views, group)
+    for places, group in _groups(board, job, victims):
+        leaving = _place_without(board, job, places, group)
         if leaving is None:
             continue
         for value, other in leaving:
@@ -55,9 +58,9 @@ def _make_room_for(board: Board, job: Job, by_value: Sequence[_Valued]) -> None:
         return
 
 
-def _groups(board: Board, job: Job, victims: Sequence[_Valued]) -> Iterator[tuple[list[GpuView], list[_Valued]]]:
+def _groups(board: Board, job: Job, victims: Sequence[_Valued]) -> Iterator[tuple[Integers, list[_Valued]]]:
     """Yield GPUs with the jobs that could leave them, least valued first: single ones, those of a host, or all."""
-    hints, gpus = job.spec.hints, board.state.gpus
+    hints, gpus, fleet = job.spec.hints, board.state.gpus, board.statement.fleet
     groups: dict[str, dict[str, _Valued]] = {}
     for value, other in victims:
         for gpu_id in board.places(other.spec.job_id):
@@ -65,14 +68,16 @@ def _groups(board: Board, job: Job, victims: Sequence[_Valued]) -> Iterator[tupl
             groups.setdefault(where, {})[other.spec.job_id] = (value, other)
     for where, group in list(groups.items())[:MOST_TRIED]:
         if hints.gpus == 1:
-            views = [board.statement.gpu(where)]
+            places = board.positions((where,))
+        elif hints.gang == "host":
+            places = fleet.of_host(where)
         else:
-            views = [board.statement.gpu(gpu.gpu_id) for gpu in gpus.values() if where in ("", gpu.host_id)]
-        if len(views) >= hints.gpus:
-            yield views, list(group.values())
+            places = fleet.everywhere
+        if len(places) >= hints.gpus:
+            yield places, list(group.values())
 
 
-def _place_without(board: Board, job: Job, views: Sequence[GpuView], group: Sequence[_Valued]) -> list[_Valued] | None:
+def _place_without(board: Board, job: Job, places: Integers, group: Sequence[_Valued]) -> list[_Valued] | None:
     """Place the job on some of these GPUs once enough of the group have left; None, and nothing changed, if it cannot.
 
     Returns:
@@ -84,9 +89,9 @@ def _place_without(board: Board, job: Job, views: Sequence[GpuView], group: Sequ
     for each in group[: max(MOST_TRIED, 2 * job.spec.hints.gpus)]:
         board.evict(each[1].spec.job_id)
         gone.append(each)
-        free = sum(not board.statement.gpu(view.gpu_id).residents for view in views)
+        free = int(np.count_nonzero(board.statement.fleet.crowd[places] == 0))
         # With many GPUs asked for, only those that can be had count: shared ones are left to the placement of one.
-        placement = board.place(job, views) if free >= job.spec.hints.gpus or job.spec.hints.gpus == 1 else None
+        placement = board.place(job, places) if free >= job.spec.hints.gpus or job.spec.hints.gpus == 1 else None
         if placement is not None:
             break
     if placement is None:
@@ -99,7 +104,7 @@ def _place_without(board: Board, job: Job, views: Sequence[GpuView], group: Sequ
     board.take_back(mark, job_id)
     for _, other in needed:
         board.evict(other.spec.job_id)
-    if board.place(job, [view for view in views if view.gpu_id in used]) is not None:
+    if board.place(job, board.positions(used)) is not None:
         return needed
     board.take_back(mark, job_id)
     return None

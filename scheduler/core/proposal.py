@@ -266,12 +266,6 @@ class Proposal:
             self.fleet.put(self.state.view(gpu_id))
 
 
-def on_allowed_host(job: Job, views: Sequence[GpuView]) -> Sequence[GpuView]:
-    """Return the GPUs of the hosts on which the job may run."""
-    pinned = job.only_host
-    return views if pinned is None else [view for view in views if view.host_id == pinned]
-
-
 def is_over_quota(refusal: NoFit) -> bool:
     """Whether the tenant or the queue is in the way."""
     return any(error.kind in QUOTA_KINDS for error in refusal.errors)

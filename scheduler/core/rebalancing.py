@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.scheduler.core.board import Board
@@ -57,14 +59,13 @@ def _move(board: Board, wanted: MoveRequested) -> None:
     job = board.state.jobs[wanted.job_id]
     if job.state is not JobState.RUNNING:
         return
-    own, mark = board.places(wanted.job_id), board.statement.checkpoint()
+    own, mark, fleet = board.places(wanted.job_id), board.statement.checkpoint(), board.statement.fleet
     board.evict(wanted.job_id)
-    views = [
-        view
-        for view in board.statement.view()
-        if (view.gpu_id in wanted.gpu_ids if wanted.gpu_ids else view.gpu_id not in own)
-    ]
-    if board.place(job, views) is None or set(board.places(wanted.job_id)) == set(own):
+    if wanted.gpu_ids:
+        places = board.positions(filter(fleet.has, set(wanted.gpu_ids)))
+    else:
+        places = np.setdiff1d(fleet.everywhere, board.positions(own))
+    if board.place(job, places) is None or set(board.places(wanted.job_id)) == set(own):
         board.take_back(mark, wanted.job_id)
         board.state.ignore("move to where there is no room")
         return

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from cotenant.placement.fleet import Integers
 from cotenant.placement.moving import Pace, ends_in_s
-from cotenant.placement.types import GpuView
 from cotenant.scheduler.core.board import Board
 from cotenant.scheduler.core.model import Interruption, Job, JobState
 from cotenant.scheduler.core.moves import PATIENCE_S
@@ -33,17 +35,15 @@ def part(board: Board) -> None:
     It or a neighbour moves to where all get along, whichever saves most; or else, when it is more important by the
     factor of the settings, a neighbour makes room.
     """
-    movable = board.movable()
-    for hurt, limit in _hurt(board, movable)[:MOST_CONSIDERED]:
+    everywhere = board.statement.fleet.everywhere
+    for hurt, limit in _hurt(board)[:MOST_CONSIDERED]:
         job_id = hurt.spec.job_id
         near = board.residents(board.places(job_id))
         if not board.taken.isdisjoint(near):
             continue  # somebody leaves already
-        n, movers = _throughput(board, hurt), [job for job in movable if job.spec.job_id in near]
+        n, movers = _throughput(board, hurt), board.movable(near)
         known = {job_id: n} if job_id in board.state.moves.hurt_since else {}
-        found = [
-            move for job in movers if (move := _worked_out(board, job, board.statement.view(), known, (job_id, limit)))
-        ]
+        found = [move for job in movers if (move := _worked_out(board, job, everywhere, known, (job_id, limit)))]
         if found:
             best = max(found, key=lambda move: move.gain_s)
             _go(
@@ -69,10 +69,12 @@ def _send_away(board: Board, hurt: Job, n: float, neighbours: Sequence[Job]) -> 
 def unshare(board: Board) -> None:
     """Move jobs that share, or have GPUs of a slow type, to GPUs that are free, those first by which most is saved."""
     empty = board.empty()
-    if not empty:
+    if not len(empty):
         return
     least_s, cost_s = WORTH * board.rules.move_cost_s, board.rules.move_cost_s
-    bounded = [(bound, job) for job in board.movable() if (bound := _could_save_s(board, job)) > least_s]
+    # Where all GPUs are of one type, nobody gains anything but its GPU for itself.
+    may = board.movable(board.sharing() if len(board.statement.fleet.kinds) < 2 else None)
+    bounded = [(bound, job) for job in may if (bound := _could_save_s(board, job)) > least_s]
     for _, job in sorted(bounded, key=lambda each: (-each[0], each[1].seq))[:MOST_CONSIDERED]:
         if len(board.taken) >= MOST_MOVES:
             return
@@ -84,21 +86,22 @@ def unshare(board: Board) -> None:
 
 def _go(board: Board, move: _Move, why: Interruption) -> None:
     board.evict(move.job.spec.job_id)
-    if board.place(move.job, [board.statement.gpu(gpu_id) for gpu_id in move.gpu_ids]) is not None:
+    if board.place(move.job, board.positions(move.gpu_ids)) is not None:
         board.leave(move.job, why)
 
 
-def _hurt(board: Board, movable: Sequence[Job]) -> list[tuple[Job, float]]:
+def _hurt(board: Board) -> list[tuple[Job, float]]:
     """Return the jobs beside movable ones that are slowed down more than they accept, and what they accept."""
     state = board.state
-    near = {other for job in movable for other in board.residents(board.places(job.spec.job_id))}
     found: list[tuple[Job, float]] = []
-    for job in state.in_order(near):
+    for job in state.in_order(board.sharing()):
         limit = max_slowdown(job.spec.hints, state.settings)
         since = state.moves.hurt_since.get(job.spec.job_id)
         measured = since is not None and since + PATIENCE_S <= board.now
         foreseen = job.predicted is not None and job.predicted * limit * TOLERANCE < 1.0
-        if job.state is JobState.RUNNING and (measured or foreseen):
+        if job.state is not JobState.RUNNING or not (measured or foreseen):
+            continue
+        if board.movable(board.residents(board.places(job.spec.job_id))):
             found.append((job, limit))
     return found
 
@@ -128,7 +131,7 @@ def _could_save_s(board: Board, job: Job) -> float:
 def _worked_out(
     board: Board,
     job: Job,
-    views: Sequence[GpuView],
+    places: Integers,
     measured: Mapping[str, float] | None = None,
     accepts: tuple[str, float] | None = None,
 ) -> _Move | None:
@@ -137,7 +140,7 @@ def _worked_out(
     Args:
         board: The board.
         job: The job.
-        views: Where it may go.
+        places: Positions of the GPUs where it may go.
         measured: Throughputs that are known better than predicted.
         accepts: A job that must be slowed down by at most this factor afterwards.
     """
@@ -145,7 +148,8 @@ def _worked_out(
     leaves = board.places(job_id)
     mark = board.statement.checkpoint()
     board.evict(job_id)
-    placement = board.place(job, board.within_reach(job, [view for view in views if view.gpu_id not in leaves]))
+    others = np.setdiff1d(places, board.positions(leaves), assume_unique=True)
+    placement = board.place(job, board.within_reach(job, others))
     if placement is None:
         board.take_back(mark, job_id)
         return None
