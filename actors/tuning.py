@@ -12,6 +12,7 @@ from cotenant.forecasting.training.crews import WorkerDied
 from cotenant.forecasting.training.studies import JOURNAL_SUFFIX, Plan, StudyError, bury, one_trial, opened, quiet
 
 RETRIES = 2  # of a task whose worker died
+END_S = 10.0  # how long cancelled tasks are waited for
 
 
 class RayTasks:
@@ -68,11 +69,12 @@ class RayTasks:
 
     def close(self) -> None:
         """Cancel what runs, and put it back into the queue."""
-        names = set(self._running.values())
-        for task in self._running:
-            ray.cancel(task, force=True)
+        tasks, names = list(self._running), set(self._running.values())
         self._running = {}
-        if names:
+        for task in tasks:
+            ray.cancel(task, force=True)
+        if tasks:
+            ray.wait(tasks, num_returns=len(tasks), timeout=END_S)  # a task not yet ended could begin another trial
             bury(self._study, names)
 
 

@@ -269,16 +269,20 @@ def bury(study: optuna.Study, workers: Container[str]) -> int:
     """Fail the running trials of workers that are dead, and put them back into the queue unless that was tried twice.
 
     Returns:
-        How many there were.
+        How many there were. A trial whose end was noted while this looked is not among them.
     """
     found = 0
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if trial.user_attrs.get(_WORKER) in workers:
-            failed = study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                RetryHeartbeatStaleTrialCallback(RETRIES)(study, failed)
-            found += 1
+        if trial.user_attrs.get(_WORKER) not in workers:
+            continue
+        try:
+            failed = study.tell(trial.number, state=TrialState.FAIL)
+        except (optuna.exceptions.UpdateFinishedTrialError, ValueError):  # ended before, or in the middle of, telling
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            RetryHeartbeatStaleTrialCallback(RETRIES)(study, failed)
+        found += 1
     return found
 
 

@@ -114,8 +114,10 @@ def test_a_fault_of_the_program_ends_the_study_and_says_which(cluster: Any, tmp_
 
     quiet()
     plan = Plan(Faulty(), located(str(tmp_path), "s"), "s", 0, 2)
-    with opened(plan) as study, pytest.raises(StudyError, match=r"a trial failed on the cluster: .*a fault"):
-        run(study, RayTasks(plan, study, 2), 4, None, lambda _: None)
+    with opened(plan) as study:
+        with pytest.raises(StudyError, match=r"a trial failed on the cluster: .*a fault"):
+            run(study, RayTasks(plan, study, 2), 4, None, lambda _: None)
+        assert not study.get_trials(states=(optuna.trial.TrialState.RUNNING,))
 
 
 def test_the_command_spreads_trials(cluster: Any, tmp_path: Path) -> None:

@@ -198,6 +198,38 @@ class TestStudies:
         assert [each.done for each in told] == [0, 1, 2, 3]
         assert [each.default for each in told] == [None, 4.0, 4.0, 4.0]
 
+    @pytest.mark.parametrize("where", ["", "file.journal"])
+    @pytest.mark.parametrize("moment", ["found", "told"])
+    @pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # none is needed here
+    def test_a_trial_that_ends_while_it_is_buried_is_not_done_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, moment: str
+    ) -> None:
+        there = plan(tmp_path, where=where and str(tmp_path / where))
+        with opened(there) as study, opened(there) as worker:
+            trial = worker.ask()
+            trial.set_user_attr("worker", "w")
+            find, tell = study.get_trials, study.sampler.after_trial
+
+            def ends(*_: object) -> None:
+                monkeypatch.undo()
+                worker.tell(trial, 1.0)
+
+            def found(**options: Any) -> list[optuna.trial.FrozenTrial]:
+                trials = find(**options)
+                ends()
+                return trials
+
+            def told(*what: Any) -> None:
+                ends()
+                tell(*what)
+
+            if moment == "found":
+                monkeypatch.setattr(study, "get_trials", found)
+            else:
+                monkeypatch.setattr(study.sampler, "after_trial", told)
+            assert studies.bury(study, {"w"}) == 0
+            assert [each.state.name for each in study.trials] == ["COMPLETE"]
+
 
 class TestRefused:
     def test_other_data_are_refused_and_both_are_named(self, tmp_path: Path) -> None:
