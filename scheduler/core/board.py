@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,6 +47,7 @@ class Board:
         self._policy, self._predictor = policy, predictor
         self._packing = turn.state.settings.placement
         self._places: dict[str, tuple[str, ...]] = {}  # of jobs that are placed elsewhere on the board
+        self._left_s: dict[str, float] = {}
         self._closed = self._now_closed()
         self._shared = turn.state.settings.checkpoints.directory is not None
 
@@ -88,8 +90,16 @@ class Board:
 
     def left_s(self, job_id: str) -> float:
         """Return how long the job is expected to run on, alone, seconds."""
-        job = self.state.jobs[job_id]
-        return likely_left_s(job.spec.hints, attained_s(job, self.state.progress.get(job_id), self.now))
+        left_s = self._left_s.get(job_id)
+        if left_s is None:
+            job = self.state.jobs[job_id]
+            left_s = likely_left_s(job.spec.hints, attained_s(job, self.state.progress.get(job_id), self.now))
+            self._left_s[job_id] = left_s
+        return left_s
+
+    def weight(self, job_id: str) -> float:
+        """Return the weight of a job."""
+        return self.state.request_of(self.state.jobs[job_id]).weight
 
     def value(self, job: Job) -> float:
         """Return the priority value by which a running job keeps its GPUs."""
@@ -119,9 +129,10 @@ class Board:
         fleet = self.statement.fleet
         return np.flatnonzero((fleet.crowd == 0) & fleet.schedulable & ~self._closed)
 
-    def paces(self, job_ids: Sequence[str]) -> dict[str, Pace]:
-        """Return how these jobs are predicted to go."""
-        return paces(job_ids, self._gpus_of, self._predictor, self.slower_on)
+    def paces(self, job_ids: Iterable[str], without: str | None = None) -> dict[str, Pace]:
+        """Return how these jobs are predicted to go, or would if one other left its GPUs."""
+        gpus_of = self._gpus_of if without is None else lambda job_id: self._gpus_without(job_id, without)
+        return paces(job_ids, gpus_of, self._predictor, self.slower_on)
 
     def slower(self, job_id: str) -> float:
         """Return how many times longer a job takes alone on its GPUs than on its fastest type."""
@@ -133,6 +144,12 @@ class Board:
 
     def _gpus_of(self, job_id: str) -> list[GpuView]:
         return [self.statement.gpu(gpu_id) for gpu_id in self.places(job_id)]
+
+    def _gpus_without(self, job_id: str, leaves: str) -> list[GpuView]:
+        return [
+            replace(view, residents=tuple(resident for resident in view.residents if resident.job_id != leaves))
+            for view in self._gpus_of(job_id)
+        ]
 
     # -- imagining --------------------------------------------------------------------------------------------------
 

@@ -78,7 +78,8 @@ def unshare(board: Board) -> None:
     for _, job in sorted(bounded, key=lambda each: (-each[0], each[1].seq))[:MOST_CONSIDERED]:
         if len(board.taken) >= MOST_MOVES:
             return
-        move = _worked_out(board, job, empty)
+        fits = len(empty) >= job.spec.hints.gpus and _alone_saves_s(board, job, empty) > least_s
+        move = _worked_out(board, job, empty) if fits else None
         if move is not None:
             _go(board, move, Interruption("unshare", board.now, None, move.gain_s, cost_s))
             empty = board.empty()
@@ -124,8 +125,18 @@ def _could_save_s(board: Board, job: Job) -> float:
     for job_id in board.residents(board.places(job.spec.job_id)):
         n = board.state.jobs[job_id].predicted or 1.0
         stays_s = min(board.left_s(job_id) * board.slower(job_id) / n, own)
-        lost_s += stays_s * (1.0 - n) * _weight(board, job_id) / _weight(board, job.spec.job_id)
+        lost_s += stays_s * (1.0 - n) * board.weight(job_id) / board.weight(job.spec.job_id)
     return lost_s
+
+
+def _alone_saves_s(board: Board, job: Job, empty: Integers) -> float:
+    """Return what moving the job to free GPUs saves at most: on those of the type that is fastest for it."""
+    job_id, fleet = job.spec.job_id, board.statement.fleet
+    kinds = np.unique(fleet.kind[empty]).tolist()
+    company = [other for other in board.residents(board.places(job_id)) if other != job_id]
+    after = board.paces(company, without=job_id)
+    after[job_id] = Pace(1.0, max(1.0 / board.slower_on(job_id, fleet.kinds[kind]) for kind in kinds), ())
+    return _gain_s(board, job_id, board.paces(after), after)
 
 
 def _worked_out(
@@ -162,14 +173,14 @@ def _worked_out(
         before[each] = replace(before[each], n=min(n, before[each].n))
     if accepts is not None and after[accepts[0]].n * accepts[1] < 1.0:
         return None
-    gain_s = sum(_saved_s(board, each, before, after) * _weight(board, each) for each in concerned)
-    gain_s /= _weight(board, job_id)
+    gain_s = _gain_s(board, job_id, before, after)
     return _Move(job, goes, gain_s) if gain_s > WORTH * board.rules.move_cost_s else None
 
 
-def _saved_s(board: Board, job_id: str, before: Mapping[str, Pace], after: Mapping[str, Pace]) -> float:
-    return ends_in_s(job_id, before, board.left_s) - ends_in_s(job_id, after, board.left_s)
-
-
-def _weight(board: Board, job_id: str) -> float:
-    return board.state.request_of(board.state.jobs[job_id]).weight
+def _gain_s(board: Board, job_id: str, before: Mapping[str, Pace], after: Mapping[str, Pace]) -> float:
+    """Return what all jobs save together, seconds, by their weight against that of the one that moves."""
+    saved_s = sum(
+        (ends_in_s(each, before, board.left_s) - ends_in_s(each, after, board.left_s)) * board.weight(each)
+        for each in before
+    )
+    return saved_s / board.weight(job_id)
