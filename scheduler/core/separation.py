@@ -74,12 +74,14 @@ def unshare(board: Board) -> None:
     least_s, cost_s = WORTH * board.rules.move_cost_s, board.rules.move_cost_s
     # Where all GPUs are of one type, nobody gains anything but its GPU for itself.
     may = board.movable(board.sharing() if len(board.statement.fleet.kinds) < 2 else None)
-    bounded = [(bound, job) for job in may if (bound := _could_save_s(board, job)) > least_s]
+    bounded = [
+        (bound, job) for job in may if _has_room(board, job, empty) and (bound := _could_save_s(board, job)) > least_s
+    ]
     for _, job in sorted(bounded, key=lambda each: (-each[0], each[1].seq))[:MOST_CONSIDERED]:
         if len(board.taken) >= MOST_MOVES:
             return
-        fits = len(empty) >= job.spec.hints.gpus and _alone_saves_s(board, job, empty) > least_s
-        move = _worked_out(board, job, empty) if fits else None
+        pays = _has_room(board, job, empty) and _alone_saves_s(board, job, empty) > least_s
+        move = _worked_out(board, job, empty) if pays else None
         if move is not None:
             _go(board, move, Interruption("unshare", board.now, None, move.gain_s, cost_s))
             empty = board.empty()
@@ -127,6 +129,13 @@ def _could_save_s(board: Board, job: Job) -> float:
         stays_s = min(board.left_s(job_id) * board.slower(job_id) / n, own)
         lost_s += stays_s * (1.0 - n) * board.weight(job_id) / board.weight(job.spec.job_id)
     return lost_s
+
+
+def _has_room(board: Board, job: Job, empty: Integers) -> bool:
+    """Whether there are enough free GPUs for the job, on one host where it needs that."""
+    hints, hosts = job.spec.hints, board.statement.fleet.host[empty]
+    most = int(np.bincount(hosts).max(initial=0)) if hints.gang == "host" else len(empty)
+    return most >= hints.gpus
 
 
 def _alone_saves_s(board: Board, job: Job, empty: Integers) -> float:
