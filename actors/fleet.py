@@ -12,7 +12,6 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cotenant.actors.host_agent import HostAgent
 from cotenant.actors.nodes import hosting_nodes
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command
@@ -36,7 +35,7 @@ class Fleet:
         nodes = hosting_nodes()
         with self._lock:
             for host_id in nodes - set(self._agents):
-                self._agents[host_id] = self._create(host_id)
+                self._agents[host_id] = self._find(host_id)
             for host_id in set(self._agents) - nodes:
                 del self._agents[host_id]
         return nodes
@@ -89,7 +88,15 @@ class Fleet:
             )
         return Health(ok=all(component.ok for component in components), components=components)
 
+    def _find(self, host_id: str) -> Any:
+        try:
+            return ray.get_actor(agent_name(host_id), NAMESPACE)
+        except ValueError:
+            return self._create(host_id)
+
     def _create(self, host_id: str) -> Any:
+        from cotenant.actors.host_agent import HostAgent  # noqa: PLC0415 - a restarted scheduler finds agents in place
+
         # Commands keep their order in a group of one thread; output is served by others.
         actor: Any = ray.remote(concurrency_groups={"control": 1, "output": 16})(HostAgent)  # type: ignore[call-overload]
         return actor.options(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from cotenant.forecasting.interference.learned import LearnedInterference
-from cotenant.forecasting.interference.model import PairModel
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.interference.rule import UtilisationRule
 
-__all__ = ["LearnedInterference", "Observation", "PairModel", "UtilisationRule"]
+__all__ = ["Observation", "UtilisationRule"]

@@ -399,13 +399,13 @@ def _submit_at_once(count: int) -> tuple[float, Driver, list[Command]]:
     return time.process_time() - begun, driver, commands
 
 
-def test_ten_thousand_jobs_at_once() -> None:
+def test_thousands_of_jobs_at_once() -> None:
     # Against itself on the same machine: growth with the square of the number would be a hundredfold.
-    few = min(_submit_at_once(1_000)[0] for _ in range(2))
-    many, driver, commands = _submit_at_once(10_000)
+    few = min(_submit_at_once(300)[0] for _ in range(3))
+    many, driver, commands = _submit_at_once(3_000)
     assert many < 30 * few
     assert len([c for c in commands if isinstance(c, StartJob)]) >= 2
-    assert len(driver.core.state.jobs) == 10_000
+    assert len(driver.core.state.jobs) == 3_000
 
 
 def test_a_job_knows_where_it_was_after_its_end() -> None:

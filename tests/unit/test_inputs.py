@@ -109,11 +109,13 @@ def refusal(read: Callable[[], object]) -> tuple[str, str]:
 @pytest.mark.parametrize("hint", HINT_NAMES)
 def test_the_same_refusal_on_all_four_ways(fake: FakeClient, hint: str) -> None:
     accepted = refusal(lambda: parse_hints({hint: "\x1b"}, NOW))[1]
-    for value in NOT_A_HINT:
+    for number, value in enumerate(NOT_A_HINT, HINT_NAMES.index(hint)):
         if value in NAMES_TOO and hint in NAMES:
             continue
         assert refusal(lambda value=value: parse_hints({hint: value}, NOW)) == (hint, accepted)  # type: ignore[misc]
         assert refusal(lambda value=value: from_metadata({f"cotenant.{hint}": value}, NOW)) == (hint, accepted)  # type: ignore[misc]
+        if number % 4:  # the two long ways share the reading above: every hint, and every value, but not each with each
+            continue
         result = RUNNER.invoke(cli.app, ["submit", f"--{hint.replace('_', '-')}", value, "--", "true"])
         assert result.exit_code == 1
         assert result.stderr.startswith(f"error: {hint}: ")

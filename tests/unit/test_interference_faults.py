@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interference_tables import measured, profiles, world
 
-from cotenant.forecasting.interference import LearnedInterference, Observation
-from cotenant.forecasting.interference.learned import MOST_EVIDENCE
+from cotenant.forecasting.interference import Observation
+from cotenant.forecasting.interference.learned import MOST_EVIDENCE, LearnedInterference
 from cotenant.forecasting.interference.observations import MOST_THROUGHPUT, most_informative, pairs_of
 from cotenant.forecasting.interference.table import UTIL, Jobs, PairTable
 from cotenant.forecasting.training.interference import LEAST_ROWS, fit_interference, fit_pairs

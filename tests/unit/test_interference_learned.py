@@ -12,7 +12,8 @@ from interference_tables import measured, profiles
 from packing import profile
 
 from cotenant.forecasting.datasets import bridge
-from cotenant.forecasting.interference import LearnedInterference, Observation, UtilisationRule
+from cotenant.forecasting.interference import Observation, UtilisationRule
+from cotenant.forecasting.interference.learned import LearnedInterference
 from cotenant.forecasting.interference.observations import FEATURES, features, jobs_of, merged, pairs_of
 from cotenant.forecasting.training.interference import fit_interference, from_suite
 from cotenant.forecasting.types import UNKNOWN_PROFILE, DemandProfile, ThroughputPrediction

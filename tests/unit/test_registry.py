@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from interference_tables import measured
+from registering import SOURCE, add_several, card, choose_often, text
 
 from cotenant.forecasting.characterisation.coldstart import VERSION, ColdStartClasses
 from cotenant.forecasting.datasets.interference_models import save_models
@@ -23,8 +24,6 @@ from cotenant.forecasting.datasets.registry import (
     FEATURES,
     KINDS,
     SHIPPED,
-    Card,
-    DataSource,
     Kind,
     ModelFileError,
     Registry,
@@ -39,23 +38,6 @@ from cotenant.forecasting.training.demand_fit import TrainingOptions, train_dema
 from cotenant.forecasting.training.interference import fit_interference
 
 MODELS = fit_interference(measured()[:40], "made up", "none", "timeslice")
-SOURCE = DataSource("made up", "Apache-2.0", "0" * 64, 40)
-
-
-def card(second: int = 0, kind: Kind = "interference", **other: Any) -> Card:
-    made = Card(
-        kind=kind,
-        version="",
-        made_at=f"2026-01-02T03:04:{second:02d}+00:00",
-        program="0.1.0",
-        features_version=FEATURES[kind],
-        data=(SOURCE,),
-        metrics={"MAE": 0.05},
-        baselines={"constant": 0.2},
-        protocol="leave one family out",
-        options={"mode": "timeslice"},
-    )
-    return replace(made, **other)
 
 
 def models(folder: Path) -> None:
@@ -77,10 +59,6 @@ def classes(folder: Path) -> None:
         trained_on="made up",
     )
     (folder / "classes.json").write_text(json.dumps(made.as_dict()))
-
-
-def text(folder: Path) -> None:
-    (folder / "interference.json").write_text("{}")
 
 
 @pytest.fixture
@@ -364,24 +342,9 @@ def test_licences_that_restrict() -> None:
         assert card(data=(SOURCE, replace(SOURCE, licence=licence))).restricted is restricted
 
 
-def _add(root: str, number: int) -> None:
-    registry = Registry(Path(root))
-    for second in range(5):
-        name = registry.add("interference", card(second, seed=number % 2), text)
-        registry.prune("demand", 0)
-        assert name
-
-
-def _choose(root: str, names: list[str]) -> None:
-    registry = Registry(Path(root), Path(root) / "none")
-    for _ in range(10):
-        for name in names:
-            registry.activate("coldstart", name)
-
-
 def test_many_processes_add_the_same_and_others(registry: Registry) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as pool:
-        pool.starmap(_add, [(str(registry.root), number) for number in range(4)])
+        pool.starmap(add_several, [(str(registry.root), number) for number in range(4)])
     assert len(registry.versions("interference")) == 10
     assert registry.broken("interference") == []
     assert list((registry.root / "interference").glob(".part-*")) == []
@@ -391,7 +354,7 @@ def test_choices_of_several_kinds_do_not_lose_each_other(registry: Registry) -> 
     names = [registry.add("coldstart", card(second, kind="coldstart"), classes) for second in range(2)]
     other = registry.add("interference", card(), models)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        done = pool.apply_async(_choose, (str(registry.root), names))
+        done = pool.apply_async(choose_often, (str(registry.root), names))
         while not done.ready():
             registry.activate("interference", other)
             assert registry.active("interference") == other
