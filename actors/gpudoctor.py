@@ -25,7 +25,7 @@ from cotenant.actors.devices.nvml.library import (
 )
 from cotenant.actors.devices.nvml.pids import HOST_PROC, PidMap
 from cotenant.actors.devices.nvml.processes import NOTHING_NEW, UTILISATION
-from cotenant.actors.devices.nvml.watchdog import Hung
+from cotenant.actors.devices.nvml.watchdog import Hung, call_within
 from cotenant.actors.enforcement.mpscontrol import CONTROL
 from cotenant.actors.enforcement.pausing import CheckpointPause
 
@@ -56,8 +56,6 @@ def gpu_checks() -> list[Check]:
     try:
         boards, left_out = find_boards(library, os.environ.get("CUDA_VISIBLE_DEVICES"), None, None)
         facts, silent = _facts(library, boards)
-        for board in boards:
-            board.watchdog.close()
     except (NvmlFailure, ValueError) as error:
         return [_broken(str(error))]
     return [_driver(library), _gpus(facts, [*left_out, *silent]), *_checks_of(facts)]
@@ -123,7 +121,8 @@ def _facts(library: Library, boards: Sequence[FoundBoard]) -> tuple[list[_Facts]
     facts, silent = [], []
     for board in boards:
         try:
-            facts.append(board.watchdog.call(TIMEOUT_S, _ask, library, board.uuid, board.parts, board.gpus[0].gpu_type))
+            what, name = f"GPU {board.uuid}", board.gpus[0].gpu_type
+            facts.append(call_within(TIMEOUT_S, what, _ask, library, board.uuid, board.parts, name))
         except (NvmlFailure, Hung) as error:
             silent.append(f"{board.uuid}: {error}")
     return facts, silent

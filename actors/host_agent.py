@@ -23,6 +23,7 @@ from cotenant.actors.devices.registry import create_backend
 from cotenant.actors.enforcement.host import HostEnforcement
 from cotenant.actors.environment import resolve_environment
 from cotenant.actors.gpufaults import GpuFaults
+from cotenant.actors.heldback import HeldBackWatch
 from cotenant.actors.launcher import Launched, Launcher, LaunchError, StaleCommand
 from cotenant.actors.leasesocket import LeaseSocket, socket_path
 from cotenant.actors.messages import HostReport, WindowBatch
@@ -37,7 +38,7 @@ from cotenant.actors.vacating import Vacating
 from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
-from cotenant.scheduler.core.events import Event, JobExited, JobStarted, MemoryOverrun, StartFailed
+from cotenant.scheduler.core.events import Event, JobExited, JobHeldBack, JobStarted, MemoryOverrun, StartFailed
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Wish
 from cotenant.scheduler.core.reconcile import InventoryItem
 from cotenant.scheduler.core.requests import grace_s
@@ -88,6 +89,8 @@ class HostAgent:
             self._notes.append(f"jobs cannot ask about their leases: {agent_socket}: {error}")
         self._profiler = Profiler(self._backend, self.settings.profiler)
         self._overruns = OverrunWatch()
+        self._held_back = HeldBackWatch()
+        self._capped: set[str] = set()  # jobs with less than a whole GPU at the last window, device loop only
         self._faults = GpuFaults()
         self._vacating = Vacating()
         self._vacated = ""  # the last memory that did not come back
@@ -265,6 +268,7 @@ class HostAgent:
             self._held = {launched.job_id: launched for launched in self._launcher.running()}
             self._follow_processes()
             self._profiler.tick()
+            self._tell_held_back()
             if self._profiler.newest is not None:
                 self._vacating.see(self._profiler.newest)
             self._reap(time.monotonic())
@@ -294,6 +298,13 @@ class HostAgent:
                 self._backend.watch(job_id, gpu_ids, pid)
                 pids.add(pid)
 
+    def _tell_held_back(self) -> None:
+        """Tell at once that a job begins to be held back by its share: the end of its window is up to a second away."""
+        capped = {job_id: self._held[job_id] for job_id in self._capped if job_id in self._held}
+        dirs = {job_id: launched.job_dir for job_id, launched in capped.items()}
+        for job_id, fraction in self._held_back.look(time.monotonic(), dirs).items():
+            self._uplink.tell(JobHeldBack(job_id, capped[job_id].epoch, self._host_id, fraction))
+
     def _reap(self, now: float) -> None:
         for ended in self._launcher.poll():
             with self._lock:
@@ -314,6 +325,7 @@ class HostAgent:
         held = self._held
         reports = {job_id: report for job_id in held if (report := self._launcher.report(job_id)) is not None}
         shares = {job_id: self._launcher.shares(job_id) for job_id in held}
+        self._capped = {job_id for job_id, given in shares.items() if any(share.compute < 1.0 for share in given)}
         hints = {job_id: launched.descriptors for job_id, launched in held.items()}
         signatures = self._profiler.collect(reports, shares, hints)
         for job_id, used_bytes in self._overruns.observe(signatures, shares).items():

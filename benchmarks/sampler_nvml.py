@@ -24,18 +24,19 @@ from common import Row, options, write_report
 from cotenant.actors.devices.nvml.backend import NvmlBackend
 from cotenant.configs.settings import DeviceSettings, ProfilerSettings
 
-GPUS, JOBS_A_GPU, PROCESSES = 8, 2, 8
+GPUS, JOBS_A_GPU = 8, 2
+PROCESSES = (2, 8)  # of each job
 METRICS = (1, 2, 5, 10, 11, 12, 13, 20, 21, 60, 61)
-_TREE = f"for i in $(seq {PROCESSES - 1}); do sleep 1000 & done; echo ready; wait"
 
 
 @contextmanager
-def jobs() -> Iterator[list[list[int]]]:
-    """Process numbers of each job, its root first; all of them sleep."""
+def jobs(processes: int) -> Iterator[list[list[int]]]:
+    """Process numbers of each job, its root first, so many of each; all of them sleep."""
     roots = []
+    tree = f"for i in $(seq {processes - 1}); do sleep 1000 & done; echo ready; wait"
     try:
         for _ in range(GPUS * JOBS_A_GPU):
-            command = ["sh", "-c", _TREE]
+            command = ["sh", "-c", tree]
             roots.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))
         for root in roots:
             if root.stdout is None or root.stdout.readline() != "ready\n":
@@ -85,10 +86,10 @@ def backend(trees: list[list[int]]) -> Iterator[NvmlBackend]:
             found.close()
 
 
-def measure(seconds: float, sample_hz: float) -> list[Row]:
+def measure(processes: int, seconds: float, sample_hz: float) -> list[Row]:
     """CPU time of the whole process while it samples: the device loop and the threads of the GPUs."""
     parts: list[float] = []
-    with jobs() as trees, backend(trees) as found:
+    with jobs(processes) as trees, backend(trees) as found:
         before_gpus = found.cost_s
         begin = next_s = time.monotonic()
         while (now := time.monotonic()) < begin + seconds:
@@ -101,7 +102,7 @@ def measure(seconds: float, sample_hz: float) -> list[Row]:
     if any(job.util is None or job.memory_bytes is None for job in sample.jobs):
         raise RuntimeError("a job was not read")
     used = [after - before for before, after in itertools.pairwise(parts)]
-    case = f"{GPUS} GPUs, {GPUS * JOBS_A_GPU * PROCESSES} processes (stand-in), {sample_hz:g} Hz"
+    case = f"{GPUS} GPUs, {GPUS * JOBS_A_GPU * processes} processes (stand-in), {sample_hz:g} Hz"
     median, spread = 100 * statistics.median(used), 100 * statistics.pstdev(used)
     return [
         Row(case, "cotenant", "share of one core", median, "%", spread, goal="< 1"),
@@ -113,7 +114,8 @@ def main() -> None:
     """Run the benchmark."""
     arguments = options(__doc__.splitlines()[0]).parse_args()
     try:
-        rows = measure(5.0 if arguments.quick else 30.0, ProfilerSettings().sample_hz)
+        seconds, sample_hz = 5.0 if arguments.quick else 30.0, ProfilerSettings().sample_hz
+        rows = [row for processes in PROCESSES for row in measure(processes, seconds, sample_hz)]
     except RuntimeError as error:
         print(f"skipped: {error}")
     else:

@@ -1,10 +1,10 @@
 """Usage-based resizing of the shares of one GPU, once a second. Pure: its memory goes in and comes out.
 
-Compute: every resident's demand is estimated (forecast plus headroom; more when its share holds it back), a fall of the
-demand is believed only after ``patience_s``, and the GPU is divided by ``shares.divide``. Because patience works on
-the demand and not on the share, a division is always a consistent whole: shares never add up to more than 1. When the
-demands add up to more than the GPU, a job that has used less for ``LEND_AFTER_S`` lends the rest, and has it back as
-soon as its share holds it back.
+Compute: every resident's demand is estimated (forecast plus headroom; more when its share holds it back: what it would
+use if it were not), a fall of the demand is believed only after ``patience_s``, and the GPU is divided by
+``shares.divide``. Because patience works on the demand and not on the share, a division is always a consistent whole:
+shares never add up to more than 1. When the demands add up to more than the GPU, a job that has used less for
+``LEND_AFTER_S`` lends the rest, and has it back as soon as its share holds it back.
 
 Memory: reservations grow towards the forecast while there is room, and shrink only when somebody else could use what
 lies idle.
@@ -157,8 +157,17 @@ def _demand(resident: Resident, signal: UsageSignal | None, settings: ResizeSett
     demand = demand_of(signal.util_p95, resident.min_compute, settings.headroom)
     if _held_back(signal, settings):
         current = resident.share.compute
-        demand = min(1.0, max(demand, current * GROWTH, current + settings.min_change))
+        demand = min(1.0, max(demand, current * GROWTH, current + settings.min_change, _unthrottled(current, signal)))
     return demand
+
+
+def _unthrottled(current: float, signal: UsageSignal) -> float:
+    """Return what a job would use that its share holds back, in (0, 1].
+
+    Of every second it is held still for ``throttled_fraction`` and has its share in the rest; without being held it
+    would go on at that rate all the time.
+    """
+    return current / max(current, 1.0 - (signal.throttled_fraction or 0.0))
 
 
 def _use(resident: Resident, signal: UsageSignal | None, planned: float, settings: ResizeSettings) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +21,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _READ_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
+class ProcessStat(NamedTuple):
     """Some fields of ``/proc/PID/stat``.
 
     ``reaped_ns`` is the CPU time of the children (and theirs) the process has waited for, in steps of 10 ms;
@@ -38,7 +36,7 @@ class ProcessStat:
 
 def parse_stat(raw: bytes) -> ProcessStat:
     """Parse one ``/proc/PID/stat``. The command name may hold blanks and brackets, so count from the last bracket."""
-    fields = raw[raw.rindex(b")") + 2 :].split()
+    fields = raw[raw.rindex(b")") + 2 :].split(None, 20)
     return ProcessStat(
         parent_pid=int(fields[1]),
         session=int(fields[3]),

@@ -175,6 +175,17 @@ class MemoryOverrun:
 
 
 @dataclass(frozen=True, slots=True)
+class JobHeldBack:
+    """A job has begun to be held back by its share, for this fraction of the last moments: its window ends later."""
+
+    job_id: str
+    epoch: int
+    host_id: str
+    throttled_fraction: float
+    kind: Literal["job_held_back"] = "job_held_back"
+
+
+@dataclass(frozen=True, slots=True)
 class MeasurementsReported:
     """One host's measurements and forecasts for the last window, batched."""
 
@@ -244,6 +255,7 @@ Event = Annotated[
     | JobExited
     | JobMissing
     | MemoryOverrun
+    | JobHeldBack
     | MeasurementsReported
     | SettingsChanged
     | ModelsChanged

@@ -19,6 +19,7 @@ from cotenant.scheduler.core.events import (
     HostLost,
     HostUnreachable,
     JobExited,
+    JobHeldBack,
     JobMissing,
     JobStarted,
     JobSubmitted,
@@ -415,6 +416,23 @@ def _moves_placement(turn: Turn, old: DemandProfile | None, new: DemandProfile) 
     )
 
 
+def job_held_back(turn: Turn, event: JobHeldBack) -> None:
+    """Divide the job's GPUs anew, at once: the rest of the signals of its last window still hold."""
+    if not 0.0 <= event.throttled_fraction <= 1.0:
+        turn.state.ignore("absurd measurement")
+        return
+    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    if job is None or job.state is JobState.STOPPING:
+        return
+    usage = turn.state.usage.get(event.job_id, {})
+    for share in turn.state.shares_on(job, event.host_id):
+        known = usage.get(share.gpu_id)
+        if known is not None:
+            signal = replace(known.signal, throttled_fraction=event.throttled_fraction)
+            usage[share.gpu_id] = replace(known, signal=signal)
+            turn.measured[share.gpu_id] = None
+
+
 def settings_changed(turn: Turn, event: SettingsChanged) -> None:
     """Put the new settings in force at once."""
     said = {name: getattr(event, name) for name in ("placement", "resize", "scheduling", "rebalance")}
@@ -464,6 +482,7 @@ HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     JobExited: job_exited,
     JobMissing: job_missing,
     MemoryOverrun: memory_overrun,
+    JobHeldBack: job_held_back,
     MeasurementsReported: measurements_reported,
     ModelsChanged: models_changed,
     EvidenceGathered: evidence_gathered,

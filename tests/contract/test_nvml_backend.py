@@ -67,7 +67,7 @@ class Host:
 
 @pytest.fixture
 def host(standin: Standin, library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    monkeypatch.setattr("cotenant.actors.devices.nvml.backend.SILENT_LOST_S", 2.0)
+    monkeypatch.setattr("cotenant.actors.devices.nvml.crew.SILENT_LOST_S", 2.0)
     processes = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
     host = Host(standin, library, processes)
     yield host

@@ -9,6 +9,7 @@ from scheduling import GIB, Driver, half, host, measurement, profile, report, sp
 
 from cotenant.scheduler.core.events import (
     JobExited,
+    JobHeldBack,
     JobStarted,
     MemoryOverrun,
 )
@@ -109,6 +110,41 @@ class TestMeasurements:
             driver.do(report("h1", measurement("a", "h1-0", profile(util=0.05)), busy))
         a, b = (driver.job(job_id).lease.shares[0].compute for job_id in "ab")  # type: ignore[union-attr]
         assert (a >= 0.3, b > 0.6, a + b <= 1.0) == (True, True, True)
+
+    def test_a_job_that_begins_to_be_held_back_has_its_share_before_its_window_ends(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a", compute=0.1), half("b", compute=0.1))
+        quiet, busy = measurement("a", "h1-0", profile(util=0.05)), measurement("b", "h1-0", profile(util=1.0))
+        for _ in range(12):
+            driver.do(report("h1", quiet, busy))
+        (before,) = driver.job("a").lease.shares  # type: ignore[union-attr]
+        assert before.compute < 0.2
+        driver.do(JobHeldBack("a", 1, "h1", 0.9), after_s=0.3)
+        a, b = (resize.shares[0].compute for resize in sorted(driver.resizes(), key=lambda each: each.job_id))
+        assert (a, b) == (0.5, 0.5)
+
+    @pytest.mark.parametrize(
+        ("event", "counted"),
+        [
+            (JobHeldBack("a", 2, "h1", 0.9), "stale epoch"),
+            (JobHeldBack("a", 1, "h2", 0.9), "host has no part in the job"),
+            (JobHeldBack("x", 1, "h1", 0.9), "unknown job"),
+            (JobHeldBack("a", 1, "h1", 1.5), "absurd measurement"),
+            (JobHeldBack("a", 1, "h1", float("nan")), "absurd measurement"),
+        ],
+    )
+    def test_who_cannot_be_held_back_changes_nothing(self, event: JobHeldBack, counted: str) -> None:
+        driver = Driver(host())
+        driver.run(half("a"), half("b"))
+        driver.do(report("h1", measurement("a", "h1-0"), measurement("b", "h1-0")))
+        driver.do(event)
+        assert (driver.resizes(), driver.core.state.ignored) == ([], {counted: 1})
+
+    def test_a_job_that_was_never_measured_is_not_judged_by_a_moment(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"), half("b"))
+        driver.do(JobHeldBack("a", 1, "h1", 0.9))
+        assert driver.resizes() == []
 
     def test_a_little_more_than_the_whole_device_counts_as_the_whole(self) -> None:
         driver = Driver(host())

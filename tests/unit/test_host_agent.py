@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,11 @@ from support import wait_until
 
 from cotenant.actors import host_agent
 from cotenant.actors.host_agent import HostAgent
+from cotenant.actors.shim.reportfile import ReportWriter
 from cotenant.configs.settings import DeviceSettings, Settings
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.commands import StartJob, StopJob
-from cotenant.scheduler.core.events import JobStarted
+from cotenant.scheduler.core.events import JobHeldBack, JobStarted
 from cotenant.scheduler.errors import NotConnected, NotPermitted, TooManyRequests
 from cotenant.scheduler.views import AllocationView, ResourcesView, ResourceView
 
@@ -114,6 +116,22 @@ def test_gpus_are_given_back_only_when_nothing_runs_and_claimed_again_when_wante
     assert agent.report(2, (), "").claim.startswith("given back")
     agent.hold_gpus(True)
     assert all(usable())
+
+
+def test_a_job_that_begins_to_be_held_back_is_told_of_at_once(agent):
+    launched = agent._launcher.running()[0]
+    agent._held, agent._capped = {"job": launched}, {"job"}
+    writer = ReportWriter(str(launched.job_dir), 0)
+
+    def told() -> list[Any]:
+        writer.write(1, 1.0, time.monotonic(), 0)  # held back all the time
+        agent._tell_held_back()
+        return [event for event in agent._uplink._events if isinstance(event, JobHeldBack)]
+
+    wait_until(told, 10, "it is told")
+    (event,) = told()
+    assert (event.job_id, event.epoch, event.host_id) == ("job", 1, "h1")
+    assert event.throttled_fraction > 0.9
 
 
 def test_a_job_is_answered_for_its_own_lease_only(agent):

@@ -179,6 +179,21 @@ def test_a_job_held_back_gets_what_it_needs_within_bounded_time(share: float) ->
     assert loop.compute()["a"] >= 0.75
 
 
+@pytest.mark.parametrize(
+    ("share", "throttled", "expected"),
+    [
+        pytest.param(0.2, 0.8, 1.0, id="busy all the time"),
+        pytest.param(0.2, 0.6, 0.5, id="as much as it would use"),
+        pytest.param(0.2, 0.1, 0.25, id="a little: a step more"),
+        pytest.param(0.05, 1.0, 1.0, id="did not get to run at all"),
+    ],
+)
+def test_a_job_held_back_is_planned_with_what_it_would_use(share: float, throttled: float, expected: float) -> None:
+    loop = Loop(two(share, 1.0 - share))
+    loop.tick({"a": signal(0.1, throttled), "b": signal(0.1)})
+    assert loop.memory.held["a"].demand == pytest.approx(expected)
+
+
 def test_small_changes_are_ignored() -> None:
     loop = Loop(two())
     loop.ticks(PATIENCE + 2, {"a": signal(0.40), "b": signal(0.40)})

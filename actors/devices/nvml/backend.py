@@ -1,19 +1,20 @@
 """The ``nvml`` backend: NVIDIA GPUs and MIG instances.
 
-One thread per GPU talks to the driver, so that a call that hangs, or a GPU that is lost, holds up no other. ``sample``
-asks every GPU for a pass and takes what has come in; ``docs/devices.md`` says what is read, how often and how exactly.
+Other threads talk to the driver (``crew``), so that a call that hangs, or a GPU that is lost, holds up no other.
+``sample`` asks every GPU for a pass and takes what has come in; ``docs/devices.md`` says what is read, how often and
+how exactly.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 
-from cotenant.actors.devices.base import SILENT_LOST_S, DeviceSample, GpuInfo, JobSample, Sample
+from cotenant.actors.devices.base import DeviceSample, GpuInfo, JobSample, Sample
 from cotenant.actors.devices.nvml.attribution import Told, Use, attribute
-from cotenant.actors.devices.nvml.board import Board, Pass, Readings
-from cotenant.actors.devices.nvml.discovery import FoundBoard, find_boards
+from cotenant.actors.devices.nvml.board import Board, Readings
+from cotenant.actors.devices.nvml.crew import Crew, Station
+from cotenant.actors.devices.nvml.discovery import find_boards
 from cotenant.actors.devices.nvml.library import Library, NvmlFailure, NvmlUnavailable
 from cotenant.actors.devices.nvml.pids import PidMap
 from cotenant.actors.devices.nvml.processes import named
@@ -23,89 +24,9 @@ from cotenant.actors.devices.tree import JobTree, Trees
 from cotenant.configs.settings import DeviceSettings
 from cotenant.forecasting.types import Reading
 
-WAIT_S = 0.003  # for the passes asked for; what comes later is taken in by the next sample
-SILENT_S = 1.0  # from here on there is no reading any more
-PASS_S = 0.2  # a GPU is asked this often; drivers refresh utilisation every 1/6 to 1 s
-REOPEN_S = 1.0  # one that is lost is looked for this often
 TREES_S = 1.0  # for the processes' host work and file I/O; what they do on the GPU, NVML says
-_NOTHING = Readings(answered=False)
 _UNKNOWN = Use()
 _ON_NO_CORE: frozenset[int] = frozenset()  # every process of a job is host work; what it does on the GPU, NVML says
-
-
-_Arrival = tuple["_Station", Pass | None, BaseException | None]
-
-
-class _Station:
-    """A GPU, the thread that reads it and what it said last.
-
-    Attributes:
-        waiting: A pass is under way.
-        fresh: A pass came in since the sample before.
-    """
-
-    def __init__(self, board: Board, found: FoundBoard, now_s: float, arrivals: SimpleQueue[_Arrival]) -> None:
-        self.board = board
-        self.gpus = found.gpus
-        self.waiting = self.fresh = False
-        self._watchdog = found.watchdog
-        self._arrivals = arrivals
-        self._asked_s = now_s - PASS_S
-        self._newest: Pass | None = None
-        # When each device last told its memory, or was first asked.
-        self._answered_s = {gpu.gpu_id: now_s for gpu in found.gpus}
-
-    @property
-    def cost_s(self) -> float:
-        """CPU time of its calls so far."""
-        return self._watchdog.cost_s
-
-    def ask(self, now_s: float) -> bool:
-        """Have a pass made; False when the last one is still under way, or it is too early."""
-        gone = self._newest is not None and not self._newest.devices
-        period_s = REOPEN_S if gone else PASS_S
-        if self.waiting or now_s - self._asked_s < 0.9 * period_s:  # samples come a little early or late
-            return False
-        self._asked_s, self.waiting = now_s, True
-        self._watchdog.post(self.board.read, self._deliver)
-        return True
-
-    def _deliver(self, answer: Pass | None, error: BaseException | None) -> None:
-        self._arrivals.put((self, answer, error))
-
-    def take(self, answer: Pass | None, error: BaseException | None) -> None:
-        """Take a pass in."""
-        self.waiting = False
-        if answer is None:
-            raise RuntimeError(f"GPU {self.board.uuid} cannot be read") from error
-        self.fresh = True
-        self._newest = answer
-        self._answered_s |= {uuid: answer.at_s for uuid, each in answer.devices.items() if each.answered}
-
-    def readings(self, gpu_id: str, now_s: float) -> Readings:
-        """Return what the device said last, as far as it is of use."""
-        if self._newest is None or now_s - self._newest.at_s > SILENT_S:
-            return _NOTHING
-        return self._newest.devices.get(gpu_id, _NOTHING)
-
-    def trouble(self, gpu_id: str, now_s: float) -> tuple[bool, str]:
-        """Return whether a device must be drained, and what is wrong with it."""
-        if self._newest is not None and self._newest.fault:
-            return True, self._newest.fault
-        silent_s = now_s - self._answered_s[gpu_id]
-        if silent_s <= SILENT_S:
-            return False, ""
-        return silent_s > SILENT_LOST_S, f"the driver has not answered for {silent_s:.1f} s"
-
-    def close(self) -> None:
-        """Let go of the GPU, once its thread is idle."""
-        self.waiting = True
-        self._watchdog.post(self._close, self._deliver)
-        self._watchdog.close()
-
-    def _close(self) -> Pass:
-        self.board.close()
-        return Pass(self._asked_s)
 
 
 class NvmlBackend:
@@ -152,11 +73,10 @@ class NvmlBackend:
             raise ValueError(f"device.count: {settings.count} is not accepted; this host has {len(found)} GPUs ({why})")
         self.notes: Sequence[str] = tuple(notes)
         now_s = clock()
-        self._arrivals: SimpleQueue[_Arrival] = SimpleQueue()
-        self._stations = [
-            _Station(Board(self._library, each.uuid, each.parts, clock), each, now_s, self._arrivals) for each in found
-        ]
-        self._at = {gpu.gpu_id: station for station in self._stations for gpu in station.gpus}
+        self._crew = Crew(
+            [Station(Board(self._library, each.uuid, each.parts, clock), each.gpus, now_s) for each in found]
+        )
+        self._at = {gpu.gpu_id: station for station in self._crew.stations for gpu in station.gpus}
         self._gpus = tuple(sorted((gpu for each in found for gpu in each.gpus), key=lambda gpu: gpu.index))
         self._trees = Trees(processes or ProcessTable())
         self._passes = TreePasses(self._trees, clock, TREES_S)
@@ -170,7 +90,7 @@ class NvmlBackend:
     @property
     def cost_s(self) -> float:
         """CPU time of all calls to NVML so far."""
-        return sum(station.cost_s for station in self._stations)
+        return self._crew.cost_s
 
     def discover(self) -> Sequence[GpuInfo]:
         """See ``DeviceBackend.discover``."""
@@ -190,40 +110,18 @@ class NvmlBackend:
 
     def sample(self) -> Sample:
         """See ``DeviceBackend.sample``."""
-        asked = self._clock()
-        self._ask_all(asked)
+        self._crew.look(self._clock())
         now = self._passes.read()
         readings = {gpu.gpu_id: self._at[gpu.gpu_id].readings(gpu.gpu_id, now) for gpu in self._gpus}
         if self._owners_of != self._trees.version:
             self._owners_of = self._trees.version
             self._owners.clear()
+            carrying = {gpu_id for tree in self._trees.jobs.values() for gpu_id in tree.slices}
+            for station in self._crew.stations:
+                station.busy = not carrying.isdisjoint(gpu.gpu_id for gpu in station.gpus)
             self._pids.forget({pid for each in readings.values() for pid in named(each.memory, each.shares or {})})
         devices = tuple(self._device_sample(gpu.gpu_id, readings[gpu.gpu_id], now) for gpu in self._gpus)
         return Sample(now, devices, self._job_samples(readings, now))
-
-    def _ask_all(self, now_s: float) -> None:
-        """Have the passes made that are due, and take in what is done.
-
-        One after the other while all answer at once: threads that make short calls at the same time would spend more on
-        handing the interpreter's lock to each other than on the calls.
-        """
-        for station in self._stations:
-            station.fresh = False
-        self._take_in(None, 0.0)
-        until = time.monotonic() + WAIT_S
-        for station in self._stations:
-            if station.ask(now_s):
-                self._take_in(station, until)
-
-    def _take_in(self, awaited: _Station | None, until_s: float) -> None:
-        """Take in the passes that are done; wait for that of ``awaited``, but no longer than until then."""
-        while True:
-            wait = awaited is not None and awaited.waiting
-            try:
-                station, answer, error = self._arrivals.get(wait, max(0.0, until_s - time.monotonic()))
-            except Empty:
-                return
-            station.take(answer, error)
 
     def close(self) -> None:
         """See ``DeviceBackend.close``."""
@@ -232,11 +130,7 @@ class NvmlBackend:
         if self._closed:
             return
         self._closed = True
-        stuck = any(station.waiting for station in self._stations)
-        for station in self._stations:
-            station.close()
-            self._take_in(station, time.monotonic() + WAIT_S)
-        if not stuck:
+        if self._crew.close():
             self._library.close()
 
     def _device_sample(self, gpu_id: str, readings: Readings, now_s: float) -> DeviceSample:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cotenant.actors.devices.nvml.bounds import MAX_BYTES, MAX_W, bounded
 from cotenant.actors.devices.nvml.library import SUCCESS, Asker, fields_of
@@ -37,8 +36,7 @@ _WRAP = 1 << 32
 _ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """A field value, and whether its counter wraps at 32 bits."""
 
     value: int

@@ -12,7 +12,7 @@ from cotenant.actors.devices.nvml.board import Part
 from cotenant.actors.devices.nvml.library import NOT_FOUND, Asker, Library, NvmlFailure
 from cotenant.actors.devices.nvml.visible import Board as VisibleBoard
 from cotenant.actors.devices.nvml.visible import Instance, visible_devices
-from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog
+from cotenant.actors.devices.nvml.watchdog import Hung, call_within
 
 TIMEOUT_S = 10.0  # for one GPU
 
@@ -30,12 +30,11 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class FoundBoard:
-    """A GPU with the devices that are to be managed, and the thread that talks to it."""
+    """A GPU with the devices that are to be managed."""
 
     uuid: str
     parts: tuple[Part, ...]
     gpus: tuple[GpuInfo, ...]
-    watchdog: Watchdog
 
 
 @dataclass(slots=True)
@@ -45,7 +44,6 @@ class _Candidate:
     whole: Description | None
     instances: list[Description]
     mig: bool
-    watchdog: Watchdog
     note: str = ""
 
 
@@ -84,13 +82,9 @@ def find_boards(
         if gpus and candidate.whole is not None:
             known = {gpu.gpu_id for gpu in gpus}
             parts = tuple(_part(device) for device in devices if device.uuid in known)
-            found.append(FoundBoard(candidate.whole.uuid, parts, tuple(gpus), candidate.watchdog))
+            found.append(FoundBoard(candidate.whole.uuid, parts, tuple(gpus)))
         elif candidate.mig and not devices:
             notes.append(f"GPU {index}: MIG is on, but it has no instance")
-    used = {id(each.watchdog) for each in found}
-    for candidate in candidates:
-        if id(candidate.watchdog) not in used:
-            candidate.watchdog.close()
     return found, notes
 
 
@@ -117,13 +111,10 @@ def _part(device: Description) -> Part:
 
 
 def _look(library: Library, index: int) -> _Candidate:
-    """Look at one GPU, in the thread that will read it."""
-    watchdog = Watchdog(f"GPU {index}")
     try:
-        whole, instances, mig = watchdog.call(TIMEOUT_S, _describe, library, index)
+        return _Candidate(*call_within(TIMEOUT_S, f"GPU {index}", _describe, library, index))
     except (NvmlFailure, Hung) as error:
-        return _Candidate(None, [], False, watchdog, f"GPU {index} is left out: {error}")
-    return _Candidate(whole, instances, mig, watchdog)
+        return _Candidate(None, [], False, f"GPU {index} is left out: {error}")
 
 
 def _describe(library: Library, index: int) -> tuple[Description, list[Description], bool]:

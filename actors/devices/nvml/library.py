@@ -1,16 +1,18 @@
 """NVIDIA's management library through ``nvidia-ml-py``: one kind of error, and a way to ask where no answer is normal.
 
 Everything that talks to NVML goes through here: the device backend, enforcement and the doctor. Calls are safe from
-several threads. A call can hang in the driver: whoever must not wait for ever makes it in a ``Watchdog``.
+several threads. A call can hang in the driver: whoever must not wait for ever makes it through ``watchdog``.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
-from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog
+import numpy as np
+
+from cotenant.actors.devices.nvml.watchdog import Hung, call_within
 
 START_TIMEOUT_S = 20.0  # the driver sets up every GPU when nobody keeps it awake (persistence mode)
 
@@ -81,14 +83,12 @@ class Library:
         except ImportError as error:
             raise NvmlUnavailable("nvidia-ml-py is not installed") from error
         self._errors = (self.module.NVMLError, self.module.NVMLLibraryMismatchError)
-        watchdog = Watchdog("NVML")
         try:
-            watchdog.call(timeout_s, self.call, "nvmlInit")
+            call_within(timeout_s, "NVML", self.call, "nvmlInit")
         except NvmlFailure as error:
             raise NvmlUnavailable(_START_WORDS.get(error.code, str(error)), error.code) from error
         except Hung as error:
             raise NvmlUnavailable(str(error)) from error
-        watchdog.close()
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a function of nvidia-ml-py.
@@ -123,6 +123,24 @@ def fields_of(structure: Any, *names: str) -> Callable[[Any], tuple[Any, ...]]:
     """
     getters = [getattr(structure, name).__get__ for name in names]
     return lambda record: tuple([get(record) for get in getters])
+
+
+def columns_of(structure: Any, *names: str) -> Callable[[Sequence[Any]], Iterable[tuple[Any, ...]]]:
+    """Return a function that reads fields of many records at once, which nvidia-ml-py has cut out of one array.
+
+    Args:
+        structure: Their class, a ctypes structure.
+        names: The fields.
+    """
+    layout = np.dtype(structure)
+
+    def read(records: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
+        if not records:
+            return ()
+        table = np.frombuffer(records[0]._b_base_, layout, len(records))
+        return zip(*(table[name].tolist() for name in names), strict=True)
+
+    return read
 
 
 class Asker:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from cotenant.actors.devices.nvml.bounds import fraction, used_bytes
-from cotenant.actors.devices.nvml.library import INSUFFICIENT_SIZE, NOT_FOUND, SUCCESS, Asker, fields_of
+from cotenant.actors.devices.nvml.library import INSUFFICIENT_SIZE, NOT_FOUND, SUCCESS, Asker, columns_of
 
 HOLD_S = 1.0  # the driver's longest sampling period: an older value tells nothing about now
 UTILISATION = "nvmlDeviceGetProcessUtilization"
@@ -31,27 +32,28 @@ class UtilisationHold:
     """
 
     def __init__(self, module: Any, unix_s: float) -> None:
-        self._sample = fields_of(module.c_nvmlProcessUtilizationSample_t, "pid", "timeStamp", "smUtil")
+        self._samples = columns_of(module.c_nvmlProcessUtilizationSample_t, "pid", "timeStamp", "smUtil")
         self._seen_us = int((unix_s - HOLD_S) * 1e6)
         self._held: dict[int, Held] = {}
 
     def update(self, asker: Asker, handle: Any, now_s: float) -> None:
         """Ask for what is new."""
         samples = asker.ask(UTILISATION, handle, self._seen_us, usual=NOTHING_NEW)
-        self.take(map(self._sample, samples or ()), now_s)
+        self.take(self._samples(samples or ()), now_s)
 
     def take(self, samples: Iterable[tuple[Any, ...]], now_s: float) -> None:
         """Take in samples: process, the driver's time stamp in microseconds, per cent of the multiprocessors' time."""
-        latest: dict[int, tuple[int, float]] = {}
-        for pid, stamp_us, percent in samples:
-            util = fraction(percent)
-            if util is not None and stamp_us > self._seen_us:
-                latest[pid] = max(latest.get(pid, (0, 0.0)), (stamp_us, util))
-        self._seen_us = max([self._seen_us, *(stamp_us for stamp_us, _ in latest.values())])
         held = {pid: each for pid, each in self._held.items() if now_s - each.came_s <= HOLD_S}
-        if not latest and len(held) == len(self._held):
-            return  # the same object: nothing has to be worked out anew
-        self._held = held | {pid: Held(util, now_s) for pid, (_, util) in latest.items()}
+        changed = len(held) != len(self._held)
+        seen_us = self._seen_us
+        for pid, stamp_us, percent in sorted(samples, key=itemgetter(1, 2)):
+            if stamp_us > seen_us:
+                util = fraction(percent)
+                if util is not None:
+                    held[pid] = Held(util, now_s)
+                    self._seen_us, changed = stamp_us, True
+        if changed:  # else the same object: nothing has to be worked out anew
+            self._held = held
 
     def held(self) -> dict[int, Held]:
         """Return what is still of use, by process; not to be changed."""

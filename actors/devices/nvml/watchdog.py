@@ -82,6 +82,15 @@ class Watchdog:
             self.cost_s += time.thread_time() - began
 
 
+def call_within(timeout_s: float, what: str, function: Callable[..., T], *args: Any) -> T:
+    """Call a function once, in a thread of its own; see ``Watchdog.call``."""
+    watchdog = Watchdog(what)
+    try:
+        return watchdog.call(timeout_s, function, *args)
+    finally:
+        watchdog.close()
+
+
 def _settle(future: Future[Any], answer: Any, error: BaseException | None) -> None:
     if error is None:
         future.set_result(answer)
