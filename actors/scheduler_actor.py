@@ -137,8 +137,7 @@ class Scheduler:
             event = order(self._core.state, job_id, what, to, reason)
         self._commit([event])
         with self._lock:
-            if what == "move":
-                check_moved(self._core.state, job_id, to)
+            check_moved(self._core, event, to)
             return self._view(job_id)
 
     def renew(self, job_ids: list[str]) -> list[JobView]:

@@ -3,9 +3,9 @@
 Two real jobs share one core. One changes between training without a pause and waiting for its input most of the time,
 every 5 to 9 s; its neighbour trains without a pause. The profiler looks ten times a second, a window is told to the
 PRM every second, its forecast goes to the scheduler, and the new share into the share word; that a job begins to be
-held back by its share is told at once. ``reaction`` is the time from the job's change of phase to the first change of its
-share word in that direction, ``settled`` to nine tenths of the way to where it is at the end of the phase. A rise is
-believed at once; of what a job does not use any more nothing is lent before 2 s.
+held back by its share is told at once. ``reaction`` is the time from the job's change of phase to the first change of
+its share word in that direction, ``settled`` to nine tenths of the way to where it is at the end of the phase. A rise
+is believed at once; of what a job does not use any more nothing is lent before 2 s.
 
 The same two programs run for the same time with fixed halves (``static``), with shares that follow what was measured
 (``reactive``: an exponentially weighted quantile, no forecast beyond it) and with the forecasts that ship
@@ -20,18 +20,20 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from common import Row, options, write_report
+from reaction import Change, followed
 
 from cotenant.actors.shim.shareword import ShareReader
-from cotenant.scheduler.names import prepare_ray_environment
+from cotenant.scheduler.names import NAMESPACE, prepare_ray_environment
 
 SECONDS, QUICK_SECONDS = 90.0, 30.0
-LEAST_CHANGE = 0.02  # resize.min_change
 POLL_S = 0.01
 GOAL = "<= 1"  # seconds until a share that is too small has grown
 METHODS: dict[str, dict[str, Any]] = {
@@ -66,13 +68,6 @@ with open(path, "w") as file:
 """
 
 
-class Change(NamedTuple):
-    """One change of the share word: when (monotonic), and the compute from then on."""
-
-    at: float
-    compute: float
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """What one method gave: phases (when, busy) and shares of the job that changes, steps of both."""
@@ -87,7 +82,8 @@ def main() -> None:
     arguments = options(__doc__.partition("\n")[0]).parse_args()
     seconds = QUICK_SECONDS if arguments.quick else SECONDS
     methods = ["cotenant"] if arguments.quick else list(METHODS)
-    runs = {method: measure(method, seconds) for method in methods}
+    with ray_here() as folder:
+        runs = {method: measure(method, seconds, folder) for method in methods}
     rows = [row for method in methods if method != "static" for row in reactions(method, runs[method])]
     if "static" in runs:
         rows += [row for method in methods for row in benefits(method, runs)]
@@ -98,7 +94,7 @@ def reactions(method: str, run: Run) -> list[Row]:
     """Return how long shares took to follow demand."""
     rows = []
     for busy, case in ((True, "demand rises"), (False, "demand falls")):
-        first, settled = followed(run, busy)
+        first, settled = followed(run.phases, run.changes, busy=busy)
         missed = sum(1 for seconds in first if seconds is None)
         for metric, found in (("reaction", first), ("settled", settled)):
             known = [seconds for seconds in found if seconds is not None]
@@ -108,27 +104,6 @@ def reactions(method: str, run: Run) -> list[Row]:
                 goal = GOAL if busy and metric == "reaction" else None
                 rows.append(Row(label, method, f"{metric}, p{percent}", value, "s", float(np.std(known)), goal))
     return rows
-
-
-def followed(run: Run, busy: bool) -> tuple[list[float | None], list[float | None]]:
-    """Return, per phase of this kind, seconds to the first change and to nine tenths of the way; None = never."""
-    ends = [at for at, _ in run.phases[1:]] + [run.changes[-1].at if run.changes else 0.0]
-    sign = 1.0 if busy else -1.0
-    first: list[float | None] = []
-    settled: list[float | None] = []
-    for (at, is_busy), end in zip(run.phases, ends, strict=True):
-        before = [change.compute for change in run.changes if change.at <= at]
-        within = [change for change in run.changes if at < change.at <= end]
-        if is_busy is not busy or not before or at == run.phases[0][0]:
-            continue  # while the first phase begins, the jobs are still being placed
-        moved = [change for change in within if sign * (change.compute - before[-1]) >= LEAST_CHANGE]
-        way = within[-1].compute - before[-1] if within else 0.0
-        there = [
-            change for change in within if sign * way > 0 and sign * (change.compute - before[-1]) >= 0.9 * sign * way
-        ]
-        first.append(moved[0].at - at if moved else None)
-        settled.append(there[0].at - at if there else None)
-    return first, settled
 
 
 def benefits(method: str, runs: dict[str, Run]) -> list[Row]:
@@ -141,43 +116,46 @@ def benefits(method: str, runs: dict[str, Run]) -> list[Row]:
     return [*rows, Row("both, mean", method, "steps relative to static", float(np.mean(ratios)), "1")]
 
 
-def measure(method: str, seconds: float) -> Run:
-    """Start a cotenant with this method's settings, run both jobs and watch the share word of the first."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(COTENANT_HOME=f"{folder}/home", COTENANT_RUN_DIR=f"{folder}/run")
+@contextmanager
+def ray_here() -> Iterator[Path]:
+    """A Ray of our own, and a folder for what cotenant keeps."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ.update(COTENANT_HOME=str(folder / "home"), COTENANT_RUN_DIR=str(folder / "run"))
         prepare_ray_environment(local=True)
-        return _measure(method, seconds, Path(folder))
+        import ray  # noqa: PLC0415 - after the environment it reads is set
+
+        ray.init(address="local", num_gpus=1, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+        try:
+            yield folder
+        finally:
+            ray.shutdown()
 
 
-def _measure(method: str, seconds: float, folder: Path) -> Run:
-    import ray  # noqa: PLC0415 - after the environment it reads is set
-
-    from cotenant.actors import cluster  # noqa: PLC0415
+def measure(method: str, seconds: float, folder: Path) -> Run:
+    """Start a cotenant with this method's settings, run both jobs and watch the share word of the first."""
+    from cotenant.actors import cluster  # noqa: PLC0415 - imports Ray
     from cotenant.configs.settings import Settings  # noqa: PLC0415
     from cotenant.scheduler.client import Client  # noqa: PLC0415
     from cotenant.scheduler.hints import parse_hints  # noqa: PLC0415
-    from cotenant.scheduler.names import NAMESPACE  # noqa: PLC0415
 
+    os.environ["COTENANT_HOME"] = str(folder / method)  # nothing is known yet
     common: dict[str, Any] = {"api": {"enabled": False}, "device": {"backend": "cpu", "count": 1}}
     settings = Settings.model_validate({**common, "placement": {"packing_bias": 1.0}, **METHODS[method]})
-    ray.init(address="local", num_gpus=1, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
-    try:
-        cluster.up(None, False, settings, None)
-        with Client.connect() as client:
-            hints = {"compute": 0.05, "gpu_memory": "600MiB", "max_slowdown": 10}
-            outputs = [folder / "changing.json", folder / "steady.json"]
-            for name, path, seed in (("changing", outputs[0], "7"), ("steady", outputs[1], "-")):
-                command = [sys.executable, "-c", PROGRAM, str(seconds), str(path), seed]
-                client.submit(command, parse_hints(hints, time.time()), name=name, job_id=name, cwd=str(folder))
-            with Watch(folder / "run", "changing") as watch:
-                for job_id in ("changing", "steady"):
-                    view = client.wait(job_id, seconds + 120.0)
-                    if view.exit_code != 0:
-                        raise RuntimeError(f"job {job_id}: {view.reason}")
-        cluster.down(force=True)
-    finally:
-        ray.shutdown()
-    changing, steady = (json.loads(path.read_text(encoding="utf-8")) for path in outputs)
+    cluster.up(None, False, settings, None)
+    hints = {"compute": 0.05, "gpu_memory": "600MiB", "max_slowdown": 10}
+    jobs = {f"changing-{method}": "7", f"steady-{method}": "-"}
+    with Client.connect() as client:
+        for job_id, seed in jobs.items():
+            command = [sys.executable, "-c", PROGRAM, str(seconds), str(folder / job_id), seed]
+            client.submit(command, parse_hints(hints, time.time()), name=job_id, job_id=job_id, cwd=str(folder))
+        with Watch(folder / "run", f"changing-{method}") as watch:
+            for job_id in jobs:
+                view = client.wait(job_id, seconds + 120.0)
+                if view.exit_code != 0:
+                    raise RuntimeError(f"job {job_id}: {view.reason}")
+    cluster.down(force=True)
+    changing, steady = (json.loads((folder / job_id).read_text(encoding="utf-8")) for job_id in jobs)
     phases = [(float(at), bool(busy)) for at, busy in changing["phases"]]
     return Run(phases, watch.changes, (changing["steps"], steady["steps"]))
 

@@ -10,7 +10,7 @@ import numpy as np
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.profiles import from_hints
 from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction
-from cotenant.placement.fleet import Flags, Fleet, Floats, Integers, Part, part_of
+from cotenant.placement.fleet import Flags, Fleet, Floats, Integers, Part, does_not_share, part_of
 from cotenant.placement.objective import slowness
 from cotenant.placement.prospects import Prospect
 from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_need, memory_needs
@@ -173,6 +173,8 @@ class Examination:
         open_ = fleet.schedulable[rows] & ~fleet.exclusive[rows] & (self._needs <= fleet.free[rows])
         if request.gpus > 1:
             open_ &= ~fleet.instance[rows]
+        if not request.shares_instance:
+            open_ &= ~fleet.instance[rows] | (crowd == 0)
         fits: Flags = open_ & (joins | (crowd == 0))
         return fits
 
@@ -191,6 +193,8 @@ class Examination:
             ("unprofiled_resident", fleet.observed_s[rows] < settings.profile_s, None, None),
             ("compute_short", busy & (wanted > reservable + TOLERANCE), wanted, reservable),
         ]
+        if not request.shares_instance:
+            tests.insert(3, ("instance_wanted", busy & fleet.instance[rows], None, None))
         if request.exclusive:
             tests.insert(3, ("exclusive_wanted", busy, None, None))
         apart = self._apart()
@@ -265,8 +269,9 @@ def _closed(request: Request, gpu: GpuView) -> FitErrorKind | None:
     checks: tuple[tuple[FitErrorKind, bool], ...] = (
         ("instance", request.gpus > 1 and gpu.instance),
         ("not_schedulable", not gpu.schedulable),
-        ("exclusive_resident", any(resident.exclusive for resident in gpu.residents)),
+        ("exclusive_resident", any(does_not_share(resident, gpu) for resident in gpu.residents)),
         ("exclusive_wanted", request.exclusive and bool(gpu.residents)),
+        ("instance_wanted", does_not_share(request, gpu) and bool(gpu.residents)),
         ("anti_affinity", kept_apart(request, gpu.residents)),
     )
     return next((kind for kind, holds in checks if holds), None)

@@ -23,6 +23,14 @@ def explain(errors: Sequence[FitError]) -> str:
     return "; ".join([*cluster, *(f"{_count(groups[kind])}: {_GPU[kind](groups[kind])}" for kind in ranked)])
 
 
+def about_one(errors: Sequence[FitError]) -> str:
+    """Say why one GPU does not take a job: "6.0 GiB short". The errors are of an attempt to place it on that one."""
+    groups: dict[FitErrorKind, list[FitError]] = {}
+    for error in errors:
+        groups.setdefault(error.kind, []).append(error)
+    return "; ".join(_GPU[kind](groups[kind]) for kind in groups if kind in _GPU) or explain(errors)
+
+
 def would_help(errors: Sequence[FitError]) -> list[str]:
     """Return what the submitter or an administrator could change, the kinds that rule out most GPUs first."""
     groups: dict[FitErrorKind, list[FitError]] = {}
@@ -163,6 +171,7 @@ _GPU: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "exclusive_wanted": _says("in use, and the job does not share"),
     "anti_affinity": _says("carries a job that it must not share with (anti_affinity)"),
     "instance": _says("a MIG instance, which a job of several GPUs cannot use"),
+    "instance_wanted": _says("a MIG instance in use, and the job does not share one"),
     "unprofiled_resident": _says("a neighbour is still being measured"),
     "unprofiled_self": _says("in use, and nothing is known of the job yet, so it starts alone"),
     "share_limit": _share_limit,
@@ -181,6 +190,7 @@ _HELP: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "exclusive_wanted": _says("allow sharing: isolation soft instead of hard"),
     "anti_affinity": _says("wait for the jobs to end that it is kept apart from, or say less in anti_affinity"),
     "instance": _says("ask for 1 GPU, or for GPUs that are not partitioned"),
+    "instance_wanted": _says("allow sharing a MIG instance (isolation none), or wait for one to be free"),
     "unprofiled_resident": _says("wait a few seconds until the neighbour is measured"),
     "unprofiled_self": _says("give gpu_memory and compute, so that the job need not be measured alone first"),
     "share_limit": _says("wait for a job to end, or raise max_jobs_per_gpu"),

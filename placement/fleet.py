@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cotenant.placement.prospects import Prospects
 from cotenant.placement.shares import free_memory, reservable_compute
-from cotenant.placement.types import GpuView, Resident
+from cotenant.placement.types import GpuView, Request, Resident
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -35,7 +35,7 @@ class Fleet(Sequence[GpuView]):
         util: Sum of the residents' mean utilisations alone.
         observed_s: Seconds the least known resident was measured for; infinite when all are known well enough.
         schedulable: The GPU takes newcomers.
-        exclusive: A resident does not share.
+        exclusive: A resident does not share it.
         particular: A resident shares with some jobs only.
         instance: It is a MIG instance.
         host: Number of the host.
@@ -160,7 +160,7 @@ class Fleet(Sequence[GpuView]):
         self.util[place] = math.fsum(resident.profile.util_mean for resident in residents)
         self.observed_s[place] = min(map(_observed_s, residents), default=math.inf)
         self.schedulable[place] = view.schedulable
-        self.exclusive[place] = any(resident.exclusive for resident in residents)
+        self.exclusive[place] = any(does_not_share(resident, view) for resident in residents)
         self.particular[place] = any(resident.anti_affinity for resident in residents)
         self.instance[place] = view.instance
 
@@ -168,6 +168,11 @@ class Fleet(Sequence[GpuView]):
     def kinds(self) -> tuple[str, ...]:
         """The GPU types, by their number."""
         return tuple(self._kinds)
+
+
+def does_not_share(who: Request | Resident, view: GpuView) -> bool:
+    """Whether a job keeps this GPU to itself: a MIG instance holds its jobs apart from others', not from each other."""
+    return who.exclusive or (view.instance and not who.shares_instance)
 
 
 def fleet_of(gpus: Sequence[GpuView]) -> Fleet:

@@ -135,7 +135,7 @@ def resize_gpu(
     }
     compute = _compute_targets(gpu, held, used, settings)
     peaks = _peaks(gpu, usage, memory.memory_peak)
-    needs = {r.job_id: _memory_need(r, usage.get(r.job_id), peaks.get(r.job_id), memory_margin) for r in gpu.residents}
+    needs = {r.job_id: memory_target(r, usage.get(r.job_id), peaks.get(r.job_id), memory_margin) for r in gpu.residents}
     patience_s = settings.patience_s if memory_wanted else math.inf
     reserved, low_since = _memory_targets(gpu, needs, memory.memory_low_since, now, patience_s)
     shares: dict[str, Share] = {}
@@ -155,7 +155,7 @@ def _demand(resident: Resident, signal: UsageSignal | None, settings: ResizeSett
     if signal is None or not signal.measured or not math.isfinite(signal.util_p95):
         return demand_of(resident.profile.util_p95, resident.min_compute, settings.headroom)
     demand = demand_of(signal.util_p95, resident.min_compute, settings.headroom)
-    if _held_back(signal, settings):
+    if held_back(signal, settings):
         current = resident.share.compute
         demand = min(1.0, max(demand, current * GROWTH, current + settings.min_change, _unthrottled(current, signal)))
     return demand
@@ -172,13 +172,14 @@ def _unthrottled(current: float, signal: UsageSignal) -> float:
 
 def _use(resident: Resident, signal: UsageSignal | None, planned: float, settings: ResizeSettings) -> float:
     """Return the compute the job makes do with now, in (0, 1]: what it is planned with, or less while it uses less."""
-    used = None if signal is None or not signal.measured or _held_back(signal, settings) else signal.util_mean
+    used = None if signal is None or not signal.measured or held_back(signal, settings) else signal.util_mean
     if used is None or not math.isfinite(used):
         return planned
     return min(planned, demand_of(used, resident.min_compute, GROWTH - 1.0))
 
 
-def _held_back(signal: UsageSignal, settings: ResizeSettings) -> bool:
+def held_back(signal: UsageSignal, settings: ResizeSettings) -> bool:
+    """Whether the job's share held it back in the last window."""
     return signal.throttled_fraction is not None and signal.throttled_fraction > settings.throttled_threshold
 
 
@@ -259,7 +260,15 @@ def _peaks(gpu: GpuView, usage: Mapping[str, UsageSignal], before: Mapping[str, 
     return peaks
 
 
-def _memory_need(resident: Resident, signal: UsageSignal | None, peak: float | None, margin: float) -> int | None:
+def memory_target(resident: Resident, signal: UsageSignal | None, peak: float | None, margin: float) -> int | None:
+    """Return the bytes that a job's reservation is to be, if there is room; None while nothing was measured.
+
+    Args:
+        resident: The job on its GPU.
+        signal: What is known of its demand.
+        peak: Largest memory measured so far, bytes.
+        margin: Fraction added.
+    """
     if signal is None or not signal.measured or peak is None:
         return None
     need = max(peak, signal.memory_p99_bytes or 0.0) * (1.0 + margin)
@@ -275,7 +284,7 @@ def _reason(
     parts: list[str] = []
     before, after = resident.share, share
     if after.compute != before.compute:
-        if after.compute > before.compute and signal is not None and _held_back(signal, settings):
+        if after.compute > before.compute and signal is not None and held_back(signal, settings):
             why = f"held back {signal.throttled_fraction:.0%} of the time"
         elif lends:
             why = "lends what it does not use"

@@ -119,4 +119,5 @@ def resident_of(request: Request, share: Share, gpu_type: str) -> Resident:
         least_memory=request.least_memory,
         most_memory=request.most_memory,
         most_compute=request.most_compute,
+        shares_instance=request.shares_instance,
     )

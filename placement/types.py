@@ -36,6 +36,7 @@ class Resident:
     least_memory: int = 0
     most_memory: int | None = None
     most_compute: float | None = None
+    shares_instance: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Request:
         profile: The demand profile (``source`` "unknown" when nothing is known: such a job is placed alone).
         max_slowdown: Hard limit on the job's own predicted slowdown (>= 1).
         exclusive: Never share.
+        shares_instance: Share a MIG instance, whose hardware keeps nobody apart, with jobs that do so too.
         one_host: All GPUs on one host.
         weight: Priority weight (> 0).
         labels: What it belongs to, as "tenant:ml".
@@ -100,6 +102,7 @@ class Request:
     least_memory: int = 0
     most_memory: int | None = None
     most_compute: float | None = None
+    shares_instance: bool = False
 
     def on(self, gpu_type: str) -> DemandProfile:
         """Return the demand profile on a GPU of this type."""
@@ -117,6 +120,7 @@ FitErrorKind = Literal[
     "exclusive_wanted",
     "anti_affinity",
     "instance",
+    "instance_wanted",
     "unprofiled_resident",
     "unprofiled_self",
     "share_limit",

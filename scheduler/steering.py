@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import MoveRequested, ResumeRequested, SuspendRequested
 from cotenant.scheduler.core.model import Job, JobState
+from cotenant.scheduler.core.rebalancing import why_not_moved
 from cotenant.scheduler.core.state import State
+from cotenant.scheduler.core.turn import Turn
 from cotenant.scheduler.errors import JobNotFound, NotAccepted
 
 Steering = Literal["suspend", "resume", "move"]
@@ -48,17 +51,16 @@ def order(
     return MoveRequested(job_id, reason, () if to is None else _targets(state, job, to))
 
 
-def check_moved(state: State, job_id: str, to: str | None) -> None:
-    """Make sure that a move that was ordered is under way.
+def check_moved(core: Core, ordered: SuspendRequested | ResumeRequested | MoveRequested, to: str | None) -> None:
+    """Make sure that the job is moving, if that was ordered.
 
     Raises:
-        NotAccepted: The job stays where it is, since there is no room.
+        NotAccepted: The job stays where it is, since there is no room; says why, GPU by GPU where those are few.
     """
-    job = state.jobs[job_id]
-    if job.state is JobState.RUNNING:
-        raise NotAccepted(
-            "to", to or "anywhere else", "GPUs with room for the job ('cotenant gpus' lists what is there)"
-        )
+    state = core.state
+    if isinstance(ordered, MoveRequested) and state.jobs[ordered.job_id].state is JobState.RUNNING:
+        why = why_not_moved(Turn(state, state.now), core.policy, core.predictor, ordered)
+        raise NotAccepted("to", to or "anywhere else", f"GPUs with room for the job: {why}")
 
 
 def _targets(state: State, job: Job, to: str) -> tuple[str, ...]:

@@ -57,7 +57,8 @@ class ColocationView(View):
 class JobView(View):
     """A job as its owner sees it.
 
-    ``waits``: why it was not placed when it was last looked at; ``deadline``: whether it will make it. Both in words.
+    ``waits``: why it was not placed when it was last looked at; ``deadline``: whether it will make it; ``starts_over``:
+    why what it has done is lost, while it is being suspended or moved. In words; empty when there is nothing to say.
     """
 
     job_id: str
@@ -84,6 +85,7 @@ class JobView(View):
     colocations: list[ColocationView] = []
     waits: str = ""
     deadline: str = ""
+    starts_over: str = ""
 
 
 class GpuView(View):

@@ -52,7 +52,7 @@ def room(state: State, job: Job, resource: Resource) -> Room | None:
     """Return what a job has and could have; None of power, and while it holds no lease."""
     if job.lease is None or resource == "power":
         return None
-    rooms = [_room_on(state, job, share, resource) for share in job.lease.shares]
+    rooms = [room_on(state, job, share, resource) for share in job.lease.shares]
     tightest = min(rooms, key=lambda found: found.most - found.share)
     least = min(found.share for found in rooms)
     used = [found.used for found in rooms if found.used is not None]
@@ -205,7 +205,8 @@ def _over_quota(state: State, job: Job, changed: Job, shares: dict[str, Share]) 
     return ""
 
 
-def _room_on(state: State, job: Job, share: Share, resource: Resource) -> Room:
+def room_on(state: State, job: Job, share: Share, resource: Resource) -> Room:
+    """Return what a job has and could have of memory or compute on one of its GPUs."""
     view = state.view(share.gpu_id)
     usage = state.usage.get(job.spec.job_id, {}).get(share.gpu_id)
     bounds = list(_held_back(state, job, share, resource))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from cotenant.placement.fleet import Flags, Integers, Part
 from cotenant.placement.moving import Pace, paces
 from cotenant.placement.objective import slowness
 from cotenant.placement.statement import Statement
-from cotenant.placement.types import GpuView, Placement
+from cotenant.placement.types import FitError, GpuView, NoFit, Placement
 from cotenant.scheduler.core.deadlines import attained_s, likely_left_s
 from cotenant.scheduler.core.interruptions import tell
 from cotenant.scheduler.core.model import Ending, Interruption, Job, JobState
@@ -87,6 +87,10 @@ class Board:
             return places
         near = [fleet.of_host(host_id) for host_id in job.hosts]
         return np.intersect1d(places, np.concatenate(near)) if near else places[:0]
+
+    def finds_checkpoint(self, job: Job, host_ids: Collection[str]) -> bool:
+        """Whether the job can continue from its checkpoint on these hosts."""
+        return self._shared or set(host_ids) <= set(job.hosts)
 
     def left_s(self, job_id: str) -> float:
         """Return how long the job is expected to run on, alone, seconds."""
@@ -167,13 +171,21 @@ class Board:
         request, open_ = self.state.request_of(job), self.open_to(job, places)
         if len(open_) < request.gpus:
             return None
-        gpus = Part(self.statement.fleet, open_, why=False)
-        answer = self._policy.place(request, gpus, self._predictor, self._packing, request.gpus)
+        answer = self._answer(job, open_, why=False)
         if not isinstance(answer, Placement):
             return None
         self.statement.place(request, answer)
         self._places[job.spec.job_id] = tuple(share.gpu_id for share in answer.shares)
         return answer
+
+    def why_not(self, job: Job, places: Integers) -> Sequence[FitError]:
+        """Return why a job that has no GPUs fits none of these, which are open to it; empty when it does."""
+        answer = self._answer(job, places, why=True)
+        return answer.errors if isinstance(answer, NoFit) else ()
+
+    def _answer(self, job: Job, places: Integers, *, why: bool) -> Placement | NoFit:
+        gpus, request = Part(self.statement.fleet, places, why=why), self.state.request_of(job)
+        return self._policy.place(request, gpus, self._predictor, self._packing, request.gpus)
 
     def take_back(self, mark: int, job_id: str) -> None:
         """Undo everything since a checkpoint of the statement, the placement of this job included."""

@@ -174,6 +174,7 @@ class Interruption:
         cost_s: What it costs, seconds.
         value: What counted for it: its priority value, or the throughput n in the pair that was dissolved.
         against: What that was held against: the other job's value, or the least n accepted.
+        starts_over: It goes where its checkpoint cannot be read.
     """
 
     kind: InterruptionKind
@@ -183,6 +184,7 @@ class Interruption:
     cost_s: float | None = None
     value: float | None = None
     against: float | None = None
+    starts_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

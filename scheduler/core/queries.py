@@ -12,6 +12,7 @@ from cotenant.placement.explain import explain as fold
 from cotenant.placement.explain import memory_text, would_help
 from cotenant.scheduler.core.accounts import KINDS, Account, Kind, busy, fair_share, name_of, terms_of
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, tell, waiting_outlook
+from cotenant.scheduler.core.growth import refused_growth
 from cotenant.scheduler.core.interruptions import tell as tell_why
 from cotenant.scheduler.core.model import Colocation, Gpu, Job, JobState
 from cotenant.scheduler.core.priority import ordered, parts
@@ -172,7 +173,8 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
     elif job.state is JobState.SUSPENDED:
         details = ["holds nothing of any GPU; 'cotenant resume' lets it go on"]
     elif job.lease is not None:
-        details = [*_where_it_is(state, job), *([f"control: {controls}"] if controls else [])]
+        details = [*_where_it_is(state, job), *refused_growth(state, job)]
+        details += [f"control: {controls}"] if controls else []
     if not job.state.terminal:
         details.extend(_interrupted(job, now))
         details.extend(_deadline(state, job, now))
@@ -267,7 +269,11 @@ def _interrupted(job: Job, now: float) -> list[str]:
     last = job.interruption
     if last is None:
         return []
-    keeps = f"goes on from {span(job.done_s)} of work" if job.saves else "started over, since it saves nothing"
+    keeps = "started over, since it saves nothing"
+    if job.saves:
+        keeps = f"goes on from {span(job.done_s)} of work"
+        if last.starts_over:
+            keeps = "started over, since its checkpoint could not be read there"
     bound = f", on host {job.anchor} only, where its checkpoint is" if job.anchor else ""
     return [
         f"taken from its GPUs {job.interruptions} times, last {_ago(now - last.at)}: {tell_why(last)}; {keeps}{bound}"
@@ -336,10 +342,24 @@ def _job_view(state: State, job: Job, controls: str) -> JobView:
         solo_step_rate=solo,
         not_placeable=job.not_placeable,
         waits=_waits(state, job),
+        starts_over=_starts_over(state, job),
         deadline="" if job.state.terminal else "".join(_deadline(state, job, state.now)),
         history=[HistoryView(at=change.at, state=change.state, reason=change.reason) for change in job.history],
         colocations=[_colocation_view(line) for line in job.colocation_log],
     )
+
+
+def _starts_over(state: State, job: Job) -> str:
+    """Say why what the job has done will be lost, while it is being taken from its GPUs; empty when it will not."""
+    why = job.ending.interruption if job.ending is not None else None
+    if why is None:
+        return ""
+    if not job.saves:
+        return "the job does not say that it continues from a checkpoint (hint checkpoint): it will start over"
+    if not why.starts_over:
+        return ""
+    names = ", ".join(state.hosts[host_id].name for host_id in job.hosts if host_id in state.hosts)
+    return f"other hosts cannot read its checkpoint on {names} (setting checkpoints.directory): it will start over"
 
 
 def _waits(state: State, job: Job) -> str:

@@ -26,12 +26,17 @@ import numpy as np
 
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy
+from cotenant.placement.explain import about_one
+from cotenant.placement.explain import explain as fold
+from cotenant.placement.fleet import Integers
 from cotenant.scheduler.core.board import Board
 from cotenant.scheduler.core.events import MoveRequested
-from cotenant.scheduler.core.model import Interruption, JobState
+from cotenant.scheduler.core.model import Interruption, Job, JobState
 from cotenant.scheduler.core.preemption import make_room
 from cotenant.scheduler.core.separation import part, unshare
 from cotenant.scheduler.core.turn import Turn
+
+MOST_NAMED = 8  # GPUs of which a refusal tells one by one
 
 
 def rebalance(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredictor) -> None:
@@ -54,19 +59,49 @@ def rebalance(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
     board.close()
 
 
+def why_not_moved(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredictor, wanted: MoveRequested) -> str:
+    """Say why a job that was to be moved stays where it is, GPU by GPU where those are few. Changes nothing."""
+    board = Board(turn, policy, predictor)
+    try:
+        job, fleet = board.state.jobs[wanted.job_id], board.statement.fleet
+        own = board.positions(board.places(wanted.job_id))
+        board.evict(wanted.job_id)
+        places = np.setdiff1d(_wanted_places(board, job, wanted), own)
+        usable = board.open_to(job, places)
+        kept = len(places) - len(usable)
+        told = [f"{kept} kept for other jobs, or on hosts the job is not allowed on"] if kept else []
+        if job.spec.hints.gpus == 1 and len(usable) <= MOST_NAMED:
+            for place in usable.tolist():
+                errors = board.why_not(job, np.array([place]))
+                told += [f"{fleet[place].gpu_id}: {about_one(errors)}"] if errors else []
+        elif errors := board.why_not(job, usable):
+            told.append(fold(errors))
+        return "; ".join(told) or "there are no other GPUs"
+    finally:
+        board.close()
+
+
 def _move(board: Board, wanted: MoveRequested) -> None:
     """Move a job to some of these GPUs, or anywhere else when none are named; it stays when it does not fit there."""
     job = board.state.jobs[wanted.job_id]
     if job.state is not JobState.RUNNING:
         return
-    own, mark, fleet = board.places(wanted.job_id), board.statement.checkpoint(), board.statement.fleet
+    own, mark = board.places(wanted.job_id), board.statement.checkpoint()
     board.evict(wanted.job_id)
-    if wanted.gpu_ids:
-        places = board.positions(filter(fleet.has, set(wanted.gpu_ids)))
-    else:
-        places = np.setdiff1d(fleet.everywhere, board.positions(own))
-    if board.place(job, places) is None or set(board.places(wanted.job_id)) == set(own):
+    placement = board.place(job, _wanted_places(board, job, wanted))
+    if placement is None or set(board.places(wanted.job_id)) == set(own):
         board.take_back(mark, wanted.job_id)
         board.state.ignore("move to where there is no room")
         return
-    board.leave(job, Interruption("asked", board.now), wanted.reason)
+    hosts = {board.state.gpus[share.gpu_id].host_id for share in placement.shares}
+    starts_over = job.saves and not board.finds_checkpoint(job, hosts)
+    board.leave(job, Interruption("asked", board.now, starts_over=starts_over), wanted.reason)
+
+
+def _wanted_places(board: Board, job: Job, wanted: MoveRequested) -> Integers:
+    """Return the positions of the GPUs that are meant. Nobody who names none wants to lose what the job has done."""
+    fleet = board.statement.fleet
+    if wanted.gpu_ids:
+        return board.positions(filter(fleet.has, set(wanted.gpu_ids)))
+    others = np.setdiff1d(fleet.everywhere, board.positions(board.places(wanted.job_id)))
+    return board.within_reach(job, others) if job.saves else others

@@ -132,6 +132,7 @@ def request_of(
         profile=profile,
         max_slowdown=max_slowdown(hints, settings),
         exclusive=hints.isolation == "hard",
+        shares_instance=hints.isolation == "none",
         one_host=hints.gang == "host",
         weight=share_weight(hints, job.urgency, settings.scheduling),
         labels=frozenset((f"tenant:{hints.tenant}", *group)),

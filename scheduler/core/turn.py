@@ -107,7 +107,8 @@ class Turn:
         self.dirty = True
         waited_s = job.lease.granted_at - job.queued_at if job.lease else 0.0
         if ending.interruption is not None:
-            done = attained_s(job, self.state.progress.get(job.spec.job_id), self.now) if job.saves else 0.0
+            keeps = job.saves and not ending.interruption.starts_over
+            done = attained_s(job, self.state.progress.get(job.spec.job_id), self.now) if keeps else 0.0
             times = job.interruptions + 1
             job = replace(job, done_s=done, interruption=ending.interruption, interruptions=times)
         job = replace(
@@ -124,7 +125,8 @@ class Turn:
         )
         if not ending.state.terminal:
             job = replace(job, exit_code=None, queued_at=self.now - waited_s)  # only waiting counts as waiting
-            job = replace(job, anchor=job.hosts[0] if self._is_bound(job) else None)
+            leaves_it = ending.interruption is not None and ending.interruption.starts_over
+            job = replace(job, anchor=job.hosts[0] if self._is_bound(job) and not leaves_it else None)
         if ending.state is JobState.QUEUED and ending.interruption is None:
             wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(job.restarts, 30)) if ending.backoff else 0.0
             not_before = self.now + wait_s if wait_s else 0.0

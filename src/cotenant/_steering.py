@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from cotenant.scheduler.views import JobView
 
 _KEPT = "Kept in the job's history."
-STARTS_OVER = "the job does not say that it continues from a checkpoint (hint checkpoint): it will start over"
 
 
 def add_commands(app: typer.Typer, connect: Callable[[str | None], Client]) -> None:
@@ -95,5 +94,5 @@ def _show(views: Sequence[JobView], as_json: bool) -> None:
 
 def _warn(view: JobView) -> None:
     """Say so when a job is going to lose what it has done."""
-    if view.state == "STOPPING" and view.hints.get("checkpoint") != "own":
-        _render.note(STARTS_OVER)
+    if view.starts_over:
+        _render.note(view.starts_over)

@@ -8,7 +8,7 @@ from typing import Any
 import packing
 import pytest
 from packing import gpu, resident
-from scheduling import Driver, half, host, settings
+from scheduling import Driver, half, host, measurement, profile, report, settings
 
 from cotenant.forecasting.interference import UtilisationRule
 from cotenant.placement.engine import policy, policy_names
@@ -83,3 +83,21 @@ def test_a_job_of_several_gpus_gets_no_mig_instances() -> None:
     assert "2 GPUs: a MIG instance, which a job of several GPUs cannot use" in job.reason
     assert "ask for 1 GPU, or for GPUs that are not partitioned" in would_help(job.fit_errors)
     assert len(where(driver)) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [("soft", "soft", False), ("none", "soft", False), ("soft", "none", False), ("none", "none", True)],
+)
+@pytest.mark.parametrize("policy", ["cotenant", "static"])
+def test_jobs_share_a_mig_instance_only_when_all_want_no_isolation(
+    policy: Any, first: str, second: str, *, together: bool
+) -> None:
+    slices = (Gpu("MIG-0", "h1", "A100 MIG 3g.20gb", 0, 8 << 30),)
+    driver = Driver(Host("h1", "h1.example", slices, joined_at=0.0), configured=settings(policy=policy))
+    driver.run(half("a", isolation=first))
+    driver.do(report("h1", measurement("a", "MIG-0", profile(util=0.2))))
+    driver.submit(half("b", isolation=second))
+    assert (driver.state("b") != "QUEUED") is together
+    if not together:
+        assert "share" in queries.explain(driver.core.state, "b", driver.now).summary

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from scheduling import GIB, Driver, half, host, measurement, profile, report, spec
+from scheduling import GIB, Driver, half, host, measurement, profile, report, settings, spec
 
+from cotenant.scheduler.core import queries
 from cotenant.scheduler.core.events import (
     JobExited,
     JobHeldBack,
     JobStarted,
     MemoryOverrun,
 )
+from cotenant.scheduler.core.model import Bounds
 
 
 class TestMemoryOverrun:
@@ -170,3 +173,49 @@ class TestMeasurements:
         assert (log[2].predicted, log[3].predicted, log[3].end) == (beside, 1.0, None)
         driver.do(JobExited("a", 1, "h1", 0))
         assert all(line.end is not None for line in driver.job("a").colocation_log)
+
+
+class TestRefusedGrowth:
+    """What stands in the way of a share that should grow is told."""
+
+    def told(self, driver: Driver, job_id: str) -> list[str]:
+        details = queries.explain(driver.core.state, job_id, driver.now).details
+        return [line for line in details if line.startswith(("held back", "needs"))]
+
+    def crowded(self, **policy: Any) -> Driver:
+        """Two jobs that want the whole GPU; "a" is forecast to need more memory than is left."""
+        driver = Driver(host(), configured=settings(**policy))
+        driver.run(half("a"), half("b"))
+        a = measurement("a", "h1-0", profile(util=1.0, memory=6 * GIB), throttled_fraction=0.5)
+        b = measurement("b", "h1-0", profile(util=1.0), throttled_fraction=0.5)
+        for _ in range(8):
+            driver.do(report("h1", a, b))
+        return driver
+
+    def test_neighbours_and_what_is_free(self) -> None:
+        driver = self.crowded()
+        assert self.told(driver, "a") == [
+            "held back 50% of the time on h1-0: would use compute 1.00, has 0.50; "
+            "the other jobs on h1-0 need 0.50 of it",
+            "needs 6.6 GiB on h1-0, has 5.0 GiB; 0 MiB are free on h1-0",
+        ]
+        driver.do(JobExited("b", 1, "h1", 0))
+        assert self.told(driver, "a") == []
+
+    def test_caps_from_the_start(self) -> None:
+        driver = Driver(host())
+        driver.submit(half("a", compute=0.2, gpu_memory=2 * GIB))
+        driver.do(JobStarted("a", 1, "h1", ceiling=Bounds(2 * GIB, 0.4)))
+        driver.do(report("h1", measurement("a", "h1-0", profile(util=0.4, memory=3 * GIB), throttled_fraction=0.5)))
+        assert self.told(driver, "a")[-1].endswith(
+            "its processes were capped when they started: more takes effect when it starts anew"
+        )
+
+    def test_shares_that_do_not_follow_use(self) -> None:
+        assert all("slots of fixed size" in line for line in self.told(self.crowded(policy="static"), "a"))
+
+    def test_who_has_what_it_needs_is_told_nothing(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        driver.do(report("h1", measurement("a", "h1-0", profile(util=1.0))))
+        assert self.told(driver, "a") == []

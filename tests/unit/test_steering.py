@@ -91,14 +91,45 @@ def test_a_lease_belongs_to_its_program() -> None:
 
 
 def test_no_room_is_told(driver: Driver) -> None:
-    driver.do(order(driver.core.state, "running", "move", "h2", "x"))
-    with pytest.raises(NotAccepted, match="to: 'h2' is not accepted; give GPUs with room for the job"):
-        check_moved(driver.core.state, "running", "h2")
+    ordered = order(driver.core.state, "running", "move", "h2", "x")
+    driver.do(ordered)
+    with pytest.raises(NotAccepted) as caught:
+        check_moved(driver.core, ordered, "h2")
+    assert str(caught.value) == ("to: 'h2' is not accepted; give GPUs with room for the job: h2-0: 8.0 GiB short")
+
+
+def test_no_room_is_told_gpu_by_gpu() -> None:
+    driver = Driver(host("h1", gpus=4))
+    half: dict[str, Any] = {"gpu_memory": 4 * GIB, "compute": 0.5}
+    driver.run(spec("a", **half), spec("b", gpu_memory=8 * GIB, compute=1.0, isolation="hard"))
+    driver.run(spec("c", gpu_memory=6 * GIB, compute=0.9), spec("d", gpu_memory=3 * GIB, compute=0.8))
+    ordered = order(driver.core.state, "a", "move", None, "x")
+    driver.do(ordered)
+    with pytest.raises(NotAccepted) as caught:
+        check_moved(driver.core, ordered, None)
+    told = str(caught.value).partition("room for the job: ")[2].split("; ")
+    on = {job_id: driver.job(job_id).lease.shares[0].gpu_id for job_id in "bcd"}  # type: ignore[union-attr]
+    assert sorted(told) == sorted(
+        [
+            f"{on['b']}: taken by a job that does not share",
+            f"{on['c']}: 2.0 GiB short",
+            f"{on['d']}: compute 0.50 wanted, 0.20 free",
+        ]
+    )
+
+
+def test_a_move_under_way_needs_no_reason(driver: Driver) -> None:
+    for what in ("suspend", "move"):
+        driver = Driver(host("h1", gpus=2))
+        driver.run(spec("a", gpu_memory=8 * GIB, compute=1.0))
+        ordered = order(driver.core.state, "a", what, None, "x")  # type: ignore[arg-type]
+        driver.do(ordered)
+        check_moved(driver.core, ordered, None)
 
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
-    client = FakeClient(job_view(), job_view("saver", hints={"checkpoint": "own"}))
+    client = FakeClient(job_view(starts_over="it will start over"), job_view("saver", hints={"checkpoint": "own"}))
     monkeypatch.setattr(cli, "_client", lambda address: client)
     monkeypatch.setattr(FakeClient, "__enter__", lambda self: self, raising=False)
     monkeypatch.setattr(FakeClient, "__exit__", lambda self, *how: None, raising=False)

@@ -153,11 +153,19 @@ class NvmlBackend:
                 on.setdefault(gpu_id, []).append(tree)
         for gpu_id, trees in on.items():
             self._attribute(gpu_id, trees, readings[gpu_id])
-        return tuple(
-            self._job_sample(tree, gpu_id, self._uses[gpu_id].get(tree.job_id, _UNKNOWN), now_s)
-            for tree in self._trees.jobs.values()
-            for gpu_id in tree.slices
-        )
+        found: list[JobSample] = []
+        for tree in self._trees.jobs.values():
+            readable, parts = tree.readable, len(tree.slices)
+            host_s = tree.host_ns / 1e9 / parts if readable and self._passes.counted else None
+            files = self._passes.io_bytes(tree) if readable else (None, None)
+            for gpu_id in tree.slices:
+                use = self._uses[gpu_id].get(tree.job_id, _UNKNOWN)
+                age_s = _age_s(use, now_s)
+                sample = JobSample(
+                    tree.job_id, gpu_id, None, use.util, use.memory_bytes, host_s, *files, age_s, use.source
+                )
+                found.append(sample)
+        return tuple(found)
 
     def _attribute(self, gpu_id: str, trees: Sequence[JobTree], readings: Readings) -> None:
         """Bring what the jobs use of a GPU in line with what it says."""
@@ -180,20 +188,8 @@ class NvmlBackend:
             self._owners[pid] = next(mine, None)
         return self._owners[pid]
 
-    def _job_sample(self, tree: JobTree, gpu_id: str, use: Use, now_s: float) -> JobSample:
-        host_s: Reading = None
-        if tree.readable and self._passes.counted:
-            host_s = tree.host_ns / 1e9 / len(tree.slices)
-        read_bytes, write_bytes = self._passes.io_bytes(tree) if tree.readable else (None, None)
-        return JobSample(
-            job_id=tree.job_id,
-            gpu_id=gpu_id,
-            busy_s=None,
-            util=use.util,
-            memory_bytes=use.memory_bytes,
-            host_busy_s=host_s,
-            read_bytes=read_bytes,
-            write_bytes=write_bytes,
-            util_age_s=None if use.util is None else 0.0 if use.came_s is None else max(0.0, now_s - use.came_s),
-            util_source=use.source,
-        )
+
+def _age_s(use: Use, now_s: float) -> Reading:
+    if use.util is None:
+        return None
+    return 0.0 if use.came_s is None else max(0.0, now_s - use.came_s)

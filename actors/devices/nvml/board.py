@@ -16,7 +16,7 @@ from cotenant.actors.devices.nvml.processes import Held, UtilisationHold, read_m
 from cotenant.forecasting.types import DeviceActivity, Reading
 
 # How often what is read that is not in every pass. Process lists are read at once when the memory in use has changed.
-SHARES_S, LISTS_S, GPM_S, COUNTERS_S, SLOW_S = 0.4, 2.0, 0.4, 0.5, 1.0
+LISTS_S, GPM_S, COUNTERS_S, SLOW_S = 2.0, 0.6, 0.6, 1.0
 _CLOCK_SM, _TEMPERATURE_GPU = 1, 0
 
 
@@ -91,7 +91,7 @@ class _Device:
         self._memory: dict[int, int | None] | None = None
         self._used: Reading = None
         self._util: Reading = None
-        self._shares_due, self._lists_due, self._gpm_due = _Due(SHARES_S), _Due(LISTS_S), _Due(GPM_S)
+        self._lists_due, self._gpm_due = _Due(LISTS_S), _Due(GPM_S)
 
     def read(self, now_s: float, other: dict[str, Reading], notes: Sequence[str]) -> Readings:
         """Read it; ``other`` is what was read of the whole GPU."""
@@ -132,8 +132,7 @@ class _Device:
         if rates is not None and activity.get("membw_util") is None and not self._counts():
             # Share of the time in which the memory was read or written: never an amount of memory.
             activity["membw_util"] = fraction(rates.memory)
-        if self._shares_due(now_s):
-            self._hold.update(self._asker, self._handle, now_s)
+        self._hold.update(self._asker, self._handle, now_s)
 
 
 class Board:

@@ -19,7 +19,7 @@ from cotenant.actors.devices.nvml.watchdog import Watchdog
 WAIT_S = 0.003  # for the passes asked for; what comes later is taken in by the next sample
 LATE_S = 0.1  # a GPU whose pass takes longer gets a thread of its own
 SILENT_S = 1.0  # from here on there is no reading any more
-PASS_S = 0.2  # a GPU is asked this often; drivers refresh utilisation every 1/6 to 1 s
+PASS_S = 0.3  # a GPU is asked this often; drivers refresh utilisation every 1/6 to 1 s
 IDLE_S = 0.5  # one that carries no job
 REOPEN_S = 1.0  # one that is lost is looked for this often
 _NOTHING = Readings(answered=False)
