@@ -466,42 +466,6 @@ class TestReach:
         assert on(driver, "low") == ["h2-0"]
 
 
-class TestWhereACheckpointIs:
-    """Moves to where a checkpoint cannot be read."""
-
-    @pytest.mark.parametrize(
-        ("shared", "hints", "to", "said", "done_s"),
-        [
-            (False, {}, "h2-0", "other hosts cannot read its checkpoint on h1.example", 0.0),
-            (False, {"checkpoint": "none"}, "h2-0", "the job does not say that it continues from a checkpoint", 0.0),
-            (False, {}, "h1-1", "", 50.0),
-            (True, {}, "h2-0", "", 50.0),
-        ],
-    )
-    def test_whoever_loses_his_work_is_told(
-        self, *, shared: bool, hints: dict[str, Any], to: str, said: str, done_s: float
-    ) -> None:
-        kept = SHARED if shared else CheckpointSettings()
-        driver = Driver(host(gpus=2), configured=settings().model_copy(update={"checkpoints": kept}))
-        driver.run(saver("a", **hints))
-        driver.do(HostJoined(host("h2")))
-        driver.do(MoveRequested("a", "x", (to,)), after_s=49.0)
-        view = queries.job(driver.core.state, "a")
-        assert (view.state, view.starts_over.partition(" (")[0]) == ("STOPPING", said)
-        driver.do(gone(driver, "a"))
-        assert (on(driver, "a"), driver.job("a").anchor) == ([to], None if to == "h2-0" else driver.job("a").anchor)
-        assert driver.job("a").done_s == pytest.approx(done_s, abs=2.0)
-        assert queries.job(driver.core.state, "a").starts_over == ""
-        again(driver)
-
-    def test_who_names_no_place_loses_nothing(self) -> None:
-        driver = Driver(host(gpus=2))
-        driver.run(saver("a"))
-        driver.do(HostJoined(host("h2", gpus=4)), MoveRequested("a", "x"))
-        driver.do(gone(driver, "a"))
-        assert on(driver, "a") == ["h1-1"]
-
-
 def test_starts_of_a_moved_job_are_fenced() -> None:
     """The start elsewhere comes only after the exit, and with a newer epoch."""
     driver = Driver(host("h1"), host("h2"))
