@@ -15,7 +15,14 @@ from cotenant.scheduler.core.cycle import run_cycle
 from cotenant.scheduler.core.deadlines import running_outlook
 from cotenant.scheduler.core.events import Event
 from cotenant.scheduler.core.handlers import HANDLERS
-from cotenant.scheduler.core.models import GuardedInterference, Informable, ModelSource, first_models, informed
+from cotenant.scheduler.core.models import (
+    GuardedInterference,
+    Informable,
+    ModelSource,
+    ProfileNumbers,
+    first_models,
+    informed,
+)
 from cotenant.scheduler.core.priority import held_urgency
 from cotenant.scheduler.core.rebalancing import rebalance
 from cotenant.scheduler.core.state import State
@@ -23,6 +30,8 @@ from cotenant.scheduler.core.turn import Turn
 
 DEADLINES_EVERY_S = 1.0
 EVIDENCE_EVERY_S = 60.0
+EVIDENCE_LATEST_S = 600.0
+NEWS = 0.05  # of what was measured before: less of it waits for more, since taking it in has everything predicted anew
 
 
 class Core:
@@ -43,6 +52,7 @@ class Core:
         self.state = State(settings=settings, configured=settings)
         self.policies = policies
         self._models = models
+        self._numbers = ProfileNumbers()
         self._predictor: GuardedInterference
         self._load_models()
 
@@ -91,7 +101,7 @@ class Core:
         if turn.models_changed:
             self._load_models()
             state.line.unsettle()
-        if state.gathered and turn.now - state.evidence_at >= EVIDENCE_EVERY_S:
+        if self._has_news(turn):
             self._take_evidence_in(turn)
         self._look_at_deadlines(turn)
         # Shares first follow what was measured: that frees memory for those who wait.
@@ -107,7 +117,14 @@ class Core:
 
     def _load_models(self) -> None:
         self.state.models = self._models(self.state.model_versions)
-        self._predictor = informed(self.state.models.interference, self.state.evidence.observations())
+        self._predictor = informed(self.state.models.interference, self.state.evidence.observations(), self._numbers)
+
+    def _has_news(self, turn: Turn) -> bool:
+        """Whether what was measured of jobs that share GPUs is to change predictions now."""
+        state = self.state
+        much = len(state.gathered) >= NEWS * len(state.evidence)
+        since_s = turn.now - state.evidence_at
+        return bool(state.gathered) and since_s >= (EVIDENCE_EVERY_S if much else EVIDENCE_LATEST_S)
 
     def _take_evidence_in(self, turn: Turn) -> None:
         """Have what was measured of jobs that share GPUs change predictions, in lots: everything is looked at anew."""
@@ -117,7 +134,7 @@ class Core:
         state.gathered.clear()
         state.evidence_at = turn.now
         if isinstance(state.models.interference, Informable):
-            self._predictor = informed(state.models.interference, state.evidence.observations())
+            self._predictor = informed(state.models.interference, state.evidence.observations(), self._numbers)
             state.line.unsettle()
             turn.dirty = True
 

@@ -59,22 +59,59 @@ def only(predictor: InterferencePredictor) -> ModelSource:
     return lambda _versions: Models(interference=predictor)
 
 
+class ProfileNumbers:
+    """Numbers for profiles, by which answers are remembered: those that round to the same share one.
+
+    Measured numbers move a little every second; without rounding no answer would ever be asked for again. The steps are
+    far below what is known of any job.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[DemandProfile, int] = {}
+        self._places: dict[DemandProfile, int] = {}  # of rounded profiles
+        self._rounded: list[DemandProfile] = []
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def clear(self) -> None:
+        """Forget all of them; the numbers start anew."""
+        self._numbers.clear()
+        self._places.clear()
+        self._rounded.clear()
+
+    def of(self, profile: DemandProfile) -> int:
+        """Return the number of a profile."""
+        number = self._numbers.get(profile)
+        if number is None:
+            rounded = _rounded(profile)
+            number = self._numbers[profile] = self._places.setdefault(rounded, len(self._places))
+            if number == len(self._rounded):
+                self._rounded.append(rounded)
+        return number
+
+    def profile(self, number: int) -> DemandProfile:
+        """Return the rounded profile of that number."""
+        return self._rounded[number]
+
+
 class GuardedInterference:
     """An interference predictor that cannot stop the core: whatever it fails at, the utilisation rule answers.
 
-    Profiles are rounded before they are asked about, to steps far below what is known of any job. Measured numbers
-    move a little every second; without rounding no answer would ever be asked for again.
+    Profiles are rounded before they are asked about, and answers are remembered.
+
+    Args:
+        primary: The predictor.
+        numbers: Of profiles, as another one that is used no longer has left them; None = new ones.
     """
 
-    def __init__(self, primary: InterferencePredictor) -> None:
+    def __init__(self, primary: InterferencePredictor, numbers: ProfileNumbers | None = None) -> None:
         self.name = primary.name
         self.fault = ""
         self._primary = primary
         self._rule = UtilisationRule()
         self._answers: dict[_Question, Sequence[ThroughputPrediction]] = {}
-        self._numbers: dict[DemandProfile, int] = {}
-        self._places: dict[DemandProfile, int] = {}  # of rounded profiles
-        self._asked: list[DemandProfile] = []  # those profiles, by number
+        self._numbers = ProfileNumbers() if numbers is None else numbers
 
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
         """See ``InterferencePredictor``."""
@@ -85,26 +122,17 @@ class GuardedInterference:
     ) -> list[Sequence[ThroughputPrediction]]:
         """See ``BatchInterferencePredictor``. What was answered before is not asked again."""
         if len(self._numbers) > REMEMBERED or len(self._answers) > REMEMBERED:
-            self._numbers, self._places, self._asked, self._answers = {}, {}, [], {}
-        numbered = [tuple(map(self._known, members)) for members in candidates]
+            self._numbers.clear()
+            self._answers.clear()
+        numbered = [tuple(map(self._numbers.of, members)) for members in candidates]
         questions: list[_Question] = [(gpu_type, *numbers) for numbers in numbered]
         new = {each: numbers for each, numbers in zip(questions, numbered, strict=True) if each not in self._answers}
-        asked = [tuple(self._asked[number] for number in numbers) for numbers in new.values()]
+        asked = [tuple(map(self._numbers.profile, numbers)) for numbers in new.values()]
         answers = self._ask(asked, gpu_type) if new else []
         fresh = dict(zip(new, answers, strict=True))
         found = [fresh[each] if each in fresh else self._answers[each] for each in questions]
         self._answers.update(fresh)
         return found
-
-    def _known(self, profile: DemandProfile) -> int:
-        """The number of a profile: those that round to the same have the same."""
-        number = self._numbers.get(profile)
-        if number is None:
-            rounded = _rounded(profile)
-            number = self._numbers[profile] = self._places.setdefault(rounded, len(self._places))
-            if number == len(self._asked):
-                self._asked.append(rounded)
-        return number
 
     def _ask(
         self, candidates: Sequence[tuple[DemandProfile, ...]], gpu_type: str
@@ -129,14 +157,22 @@ class GuardedInterference:
         return False
 
 
-def informed(predictor: InterferencePredictor, evidence: Sequence[Observation]) -> GuardedInterference:
-    """The predictor after what was measured on this cluster; as it is when it cannot learn, or fails at it."""
+def informed(
+    predictor: InterferencePredictor, evidence: Sequence[Observation], numbers: ProfileNumbers | None = None
+) -> GuardedInterference:
+    """The predictor after what was measured on this cluster; as it is when it cannot learn, or fails at it.
+
+    Args:
+        predictor: The predictor.
+        evidence: What was measured.
+        numbers: See ``GuardedInterference``.
+    """
     if not evidence or not isinstance(predictor, Informable):
-        return GuardedInterference(predictor)
+        return GuardedInterference(predictor, numbers)
     try:
-        return GuardedInterference(predictor.with_evidence(evidence))
+        return GuardedInterference(predictor.with_evidence(evidence), numbers)
     except Exception as error:  # noqa: BLE001 - as above: without the evidence it still predicts
-        guarded = GuardedInterference(predictor)
+        guarded = GuardedInterference(predictor, numbers)
         guarded.fault = f"what was measured here could not be taken in: {type(error).__name__}: {error}"
         return guarded
 
