@@ -306,6 +306,11 @@ class Line:
         """Yield the asks that were told why they wait."""
         return (ask for ask in self._by_key.values() if ask.refusal is not None)
 
+    def refused_rows(self) -> Integers:
+        """Return the rows of the jobs that were told why they wait, and not for their tenant's or queue's sake."""
+        told = [ask is not None and ask.refusal is not None and not ask.over_quota for ask in self.asks]
+        return np.flatnonzero(np.array(told, dtype=np.bool_)[self.ask_numbers()])
+
     def why(self, job_id: str) -> tuple[FitError, ...]:
         """Return what the job was told; empty when it was not looked at, or does not wait."""
         refusal = self.ask_of(job_id).refusal if job_id in self else None
@@ -387,6 +392,10 @@ class Line:
     def ask_numbers(self) -> Integers:
         """Return the number of each row's ask."""
         return self._rows.integers("ask")
+
+    def waiting_since(self, rows: Integers) -> Floats:
+        """Return since when the jobs in these rows have waited, Unix seconds."""
+        return self._rows.floats("queued_at")[rows]
 
     def waited_since(self, at: float) -> Flags:
         """Return which rows have waited at least since then."""

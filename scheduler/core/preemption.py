@@ -11,8 +11,7 @@ from cotenant.placement.types import Placement
 from cotenant.scheduler.core.board import Board
 from cotenant.scheduler.core.model import Interruption, Job
 from cotenant.scheduler.core.moves import PATIENCE_S
-from cotenant.scheduler.core.priority import importance, ordered
-from cotenant.scheduler.core.quotas import QUOTA_KINDS
+from cotenant.scheduler.core.priority import importance
 
 MOST_CLAIMANTS = 8  # waiting jobs that are looked at, of those that have waited long enough
 MOST_TRIED = 16  # GPUs or hosts, and jobs on them, that are tried for one of them
@@ -22,21 +21,22 @@ _Valued = tuple[float, Job]
 
 def make_room(board: Board) -> bool:
     """Have less important jobs leave for waiting jobs that fit nowhere; say whether anybody waits who may start."""
-    state, now = board.state, board.now
-    may = [
-        state.jobs[job_id]
-        for job_id, errors in state.refused.items()
-        if not any(error.kind in QUOTA_KINDS for error in errors)
-    ]
-    for job in may:
-        if job.queued_at + PATIENCE_S > now:
-            state.moves.look(job.queued_at + PATIENCE_S)
-    patient = [job for job in may if job.queued_at + PATIENCE_S <= now and job.spec.job_id not in state.moves.claims]
-    if patient:
+    state, line = board.state, board.state.line
+    rows = line.refused_rows()
+    if not len(rows):
+        return False
+    patient_at = line.waiting_since(rows) + PATIENCE_S
+    not_yet = patient_at[patient_at > board.now]
+    if len(not_yet):
+        state.moves.look(float(not_yet.min()))
+    claimants = [line.row(job_id) for job_id in state.moves.claims if job_id in line]
+    patient = np.setdiff1d(rows[patient_at <= board.now], claimants, assume_unique=True)
+    if len(patient):
+        first = line.order(patient, line.scores(patient, board.now, board.standing))[:MOST_CLAIMANTS]
         by_value = sorted((board.value(job), -job.seq, job) for job in board.movable())
-        for job in ordered(patient, now, board.standing)[:MOST_CLAIMANTS]:
-            _make_room_for(board, job, [(value, other) for value, _, other in by_value])
-    return bool(may)
+        for row in patient[first].tolist():
+            _make_room_for(board, state.jobs[line.job_id(row)], [(value, other) for value, _, other in by_value])
+    return True
 
 
 def _make_room_for(board: Board, job: Job, by_value: Sequence[_Valued]) -> None:
