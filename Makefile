@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 # These watch processes by the clock: nothing else runs beside them.
 TIMED := tests/unit/test_shim.py tests/unit/test_colocation_modes.py
+# These do not, and share the cores with the unit tests.
+UNTIMED := $(addprefix tests/contract/test_,$(addsuffix .py,gpu_doctor gpu_suite nvml_library operator_mix policies power_limit wheel))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
@@ -14,8 +16,8 @@ run: venv  ## the demo: real jobs share devices; about five minutes; build/demo/
 	$(BIN)/python examples/demo.py --out build/demo
 
 test: check  ## everything that gates a commit: check, then unit, contract and cluster tests
-	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/unit $(TIMED:%=--ignore=%)
-	$(BIN)/python -m pytest -q $(TIMED) tests/contract tests/cluster
+	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit $(UNTIMED) $(TIMED:%=--ignore=%)
+	$(BIN)/python -m pytest -q $(TIMED) tests/contract tests/cluster $(UNTIMED:%=--ignore=%)
 
 check: venv  ## lint, formatting, types, walls between the rooms
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says how busy the machine is, not whether the code is right. And a gate gives the same
@@ -13,6 +14,24 @@ settings.register_profile(
     "cotenant", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("cotenant")
+
+
+# Files that take longest, first: begun last, one would keep one core busy while the other has nothing left to do.
+LONGEST = (
+    "test_retrain",
+    "test_tune",
+    "test_train_cli",
+    "test_starvation",
+    "test_guarded",
+    "test_demand_mixture",
+    "test_demand_experts",
+    "test_colocation_workloads",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files; the others keep their order."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def pytest_configure() -> None:

@@ -29,8 +29,6 @@ from cotenant.forecasting.training.objectives import (
     RELATIVE,
     RULE,
     UNTRAINED,
-    FoldScore,
-    combined,
     group_names,
     judge_pairs,
     scored_pairs,
@@ -47,6 +45,7 @@ from cotenant.forecasting.training.recipes import (
     interference_trained,
     recipe,
 )
+from cotenant.forecasting.training.scores import FoldScore, combined
 
 NEWEST = 5  # one of so many groups is held out
 LEAST_GROUPS = 3  # of this cluster's, before a candidate can be judged at all

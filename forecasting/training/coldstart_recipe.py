@@ -13,8 +13,9 @@ from cotenant.forecasting.datasets.registry import CLASSES_FILE, FEATURES
 from cotenant.forecasting.datasets.run_sources import RunData
 from cotenant.forecasting.datasets.schema import DataError
 from cotenant.forecasting.training.coldstart import fit, unseen_family
-from cotenant.forecasting.training.objectives import COVERAGE, MAE, WIDTH, FoldScore, combined
+from cotenant.forecasting.training.objectives import COVERAGE, MAE, WIDTH
 from cotenant.forecasting.training.recipes import Origin, Progress, Trained, silent
+from cotenant.forecasting.training.scores import FoldScore, combined
 
 LEAST_FAMILIES = 4  # with three left, errors on left-out ones can still be found
 RUNS_PER_CLASS = 6

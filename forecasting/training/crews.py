@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from multiprocessing.context import SpawnProcess
 from typing import Protocol, cast
 
 import optuna
-import torch
 
 from cotenant.forecasting.training.studies import Plan, Progress, StudyError, bury, one_trial, opened, progress, quiet
 
@@ -187,7 +187,8 @@ class Processes:
 def _serve(plan: Plan, name: str, pipe: Connection) -> None:
     """Do a trial whenever told to, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the first one decides
-    torch.set_num_threads(1)
+    if torch := sys.modules.get("torch"):  # which most problems have imported by now
+        torch.set_num_threads(1)
     quiet()
     with opened(plan) as study, suppress(EOFError, BrokenPipeError):
         while pipe.recv():

@@ -10,14 +10,8 @@ from cotenant.forecasting.interference.bundle import InterferenceModels
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.training.demand_artefact import DemandArtefact, Kind
 from cotenant.forecasting.training.demand_fit import Examples
-from cotenant.forecasting.training.objectives import (
-    CONSTANT,
-    EWMA,
-    DemandHoldOut,
-    FoldScore,
-    judge_pairs,
-    scored_pairs,
-)
+from cotenant.forecasting.training.objectives import CONSTANT, EWMA, DemandHoldOut, judge_pairs, scored_pairs
+from cotenant.forecasting.training.scores import FoldScore
 
 
 def frozen_interference(version: str, models: InterferenceModels, observations: Sequence[Observation]) -> FoldScore:

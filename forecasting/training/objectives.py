@@ -21,73 +21,20 @@ from cotenant.forecasting.interference.rule import UtilisationRule
 from cotenant.forecasting.training.demand_artefact import DemandArtefact, Kind
 from cotenant.forecasting.training.demand_fit import WARM_UP, Examples, collect, unbroken
 from cotenant.forecasting.training.demand_replay import Floats, Replayed, ewma, memory_units, replay
+from cotenant.forecasting.training.scores import RMSE, FoldScore
 from cotenant.forecasting.types import DemandProfile
 
 Groups = Literal["family", "job"]
 FitPairs = Callable[[Sequence[Observation]], InterferenceModels]
 FitDemand = Callable[[Examples], Mapping[Kind, DemandArtefact]]
 
-MAE, RMSE, COVERAGE, WIDTH = "MAE", "RMSE", "coverage of the 80 % interval", "width of the 80 % interval"
+MAE, COVERAGE, WIDTH = "MAE", "coverage of the 80 % interval", "width of the 80 % interval"
 RELATIVE = "MAE / persistence"
 CONSTANT, RULE, EXCESS = "constant mean", "utilisation rule", "half of the excess"
 TRAINED, PERSISTENCE, EWMA, UNTRAINED = "trained mixture", "persistence", "EWMA", "untrained mixture"
 NO_LOSS = 0.0005  # of the largest value (memory: of a unit): added to both errors of a ratio, below it nobody cares
 _GAINS: tuple[float, ...] = tuple(np.arange(0.05, 1.01, 0.05).tolist())
 _BEYOND = 5  # values a series must have beyond what one forecast needs, to be scored
-
-
-@dataclass(frozen=True, slots=True)
-class FoldScore:
-    """What was found on one held-out group.
-
-    Attributes:
-        group: Its name.
-        rows: How much was predicted: ordered pairs, or ticks of series.
-        metrics: Of the trained model, by name.
-        baselines: The error of simpler predictors on the same rows, by name; ``MAE`` or what the name says.
-    """
-
-    group: str
-    rows: int
-    metrics: Mapping[str, float]
-    baselines: Mapping[str, float]
-
-
-def combined(folds: Sequence[FoldScore]) -> FoldScore:
-    """Put the folds together: means weighted by rows (of the squares for ``RMSE``; the largest of ratios of the worst).
-
-    For every metric there are further ``NAME, spread`` (standard deviation between groups) and ``NAME, worst group``
-    (the largest; of a coverage the smallest).
-
-    Raises:
-        ValueError: There is no fold.
-    """
-    if not folds:
-        raise ValueError("folds: none is not accepted; give at least one")
-    metrics: dict[str, float] = {}
-    for name in folds[0].metrics:
-        values = np.array([fold.metrics[name] for fold in folds])
-        metrics[name] = _mean(name, values, folds)
-        metrics[f"{name}, spread"] = float(values.std(ddof=1)) if len(folds) > 1 else 0.0
-        metrics[f"{name}, worst group"] = float(values.min() if "coverage" in name else values.max())
-    baselines = {
-        name: _mean(name, np.array([fold.baselines[name] for fold in folds]), folds) for name in folds[0].baselines
-    }
-    return FoldScore(f"all {len(folds)} groups", sum(fold.rows for fold in folds), metrics, baselines)
-
-
-def worst(folds: Sequence[FoldScore], metric: str) -> FoldScore:
-    """The fold with the largest value of a metric; of a coverage the smallest."""
-    return (min if "coverage" in metric else max)(folds, key=lambda fold: fold.metrics[metric])
-
-
-def _mean(name: str, values: Floats, folds: Sequence[FoldScore]) -> float:
-    rows = np.array([fold.rows for fold in folds], dtype=np.float64)
-    if name.startswith("worst series"):
-        return float(values.max())
-    if name == RMSE:
-        return math.sqrt(float(rows @ values**2) / float(rows.sum()))
-    return float(rows @ values) / float(rows.sum())
 
 
 # ---------------------------------------- interference

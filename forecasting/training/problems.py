@@ -26,7 +26,6 @@ from cotenant.forecasting.training.objectives import (
     MAE,
     RELATIVE,
     DemandHoldOut,
-    FoldScore,
     group_names,
     interference_folds,
     judge_pairs,
@@ -35,6 +34,7 @@ from cotenant.forecasting.training.objectives import (
     without_group,
 )
 from cotenant.forecasting.training.recipes import MOST_FOLDS, SETTINGS, Quantity
+from cotenant.forecasting.training.scores import FoldScore
 
 Options = Mapping[str, str | int | float]
 

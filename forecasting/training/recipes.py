@@ -31,14 +31,13 @@ from cotenant.forecasting.training.interference import (
 from cotenant.forecasting.training.objectives import (
     DemandHoldOut,
     FitPairs,
-    FoldScore,
     Groups,
-    combined,
     group_names,
     interference_folds,
     scored_pairs,
     shuffled,
 )
+from cotenant.forecasting.training.scores import FoldScore, combined
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many
 Quantity = str  # "util" or "memory"

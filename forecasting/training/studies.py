@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
@@ -16,8 +16,10 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartb
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from cotenant.forecasting.training.objectives import FoldScore, combined
-from cotenant.forecasting.training.problems import Options, Problem
+from cotenant.forecasting.training.scores import FoldScore, combined
+
+if TYPE_CHECKING:  # a worker loads what its problem needs, and no more
+    from cotenant.forecasting.training.problems import Options, Problem
 
 JOURNAL_SUFFIX = ".journal"
 HEARTBEAT_S = 10

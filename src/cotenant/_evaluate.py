@@ -34,7 +34,7 @@ from cotenant.scheduler.errors import CotenantError
 
 if TYPE_CHECKING:
     from cotenant.forecasting.datasets.model_card import DataSource
-    from cotenant.forecasting.training.objectives import FoldScore
+    from cotenant.forecasting.training.scores import FoldScore
 
 evaluate = typer.Typer(
     no_args_is_help=True, help="Judge a way of training on groups that it has not seen, and a trained model."
@@ -131,7 +131,7 @@ def _report(
     warnings: Sequence[str],
     json_file: Path | None,
 ) -> None:
-    from cotenant.forecasting.training.objectives import combined  # noqa: PLC0415
+    from cotenant.forecasting.training.scores import combined  # noqa: PLC0415
 
     record: dict[str, Any] = {"kind": kind, "data": [asdict(each) for each in sources], "warnings": list(warnings)}
     for title, (folds, frozen) in found.items():

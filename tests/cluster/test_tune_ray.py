@@ -3,53 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 import pytest
+import studying
 from cluster_support import free_port
 from command_line import invoke
+from studying import Toy
 
 from cotenant.forecasting.training.crews import run
-from cotenant.forecasting.training.objectives import FoldScore
+from cotenant.forecasting.training.scores import FoldScore
 from cotenant.forecasting.training.studies import Plan, Progress, StudyError, located, opened, outcome, quiet
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-
-
-class Toy:
-    """A problem of no cost, the objective of which is (x - 3)²; whoever finds the deadly file deletes it and dies."""
-
-    kind: Literal["interference", "demand"] = "interference"
-    objective = "error"
-    inner = ("a", "b", "c")
-    outer = ("d",)
-    steps = 3
-    identity: Mapping[str, str | int] = {"kind": "interference", "data": "d"}
-
-    def __init__(self, deadly: str = "") -> None:
-        self.deadly = deadly
-
-    def default(self) -> Mapping[str, Any]:
-        return {"x": 1.0}
-
-    def suggest(self, trial: optuna.Trial) -> Mapping[str, Any]:
-        return {"x": trial.suggest_float("x", -10.0, 10.0)}
-
-    def folds(self, options: Mapping[str, Any]) -> Iterator[FoldScore]:
-        for group in self.inner:
-            if group == "b" and self.deadly and Path(self.deadly).exists():
-                Path(self.deadly).unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield FoldScore(group, 1, {"error": (options["x"] - 3.0) ** 2}, {})
-
-    def unseen(self, options: Mapping[str, Any]) -> FoldScore:
-        return FoldScore("d", 1, {"error": (options["x"] - 3.0) ** 2}, {})
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +29,17 @@ def cluster(ray_environment: None) -> Iterator[Any]:
     from ray import cloudpickle
     from ray.cluster_utils import Cluster
 
-    here = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(here)  # the workers cannot import a test
+    unknown = sys.modules[__name__], studying
+    for module in unknown:
+        cloudpickle.register_pickle_by_value(module)  # the workers cannot import tests
     head = {"num_cpus": 2, "include_dashboard": False, "dashboard_port": free_port()}
     started = Cluster(initialize_head=True, head_node_args=head)
     try:
         ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
         yield started
     finally:
-        cloudpickle.unregister_pickle_by_value(here)
+        for module in unknown:
+            cloudpickle.unregister_pickle_by_value(module)
         ray.shutdown()
         started.shutdown()
 
@@ -76,7 +48,7 @@ def spread(tmp_path: Path, where: str, deadly: str = "") -> tuple[list[optuna.tr
     from cotenant.actors.tuning import RayTasks
 
     quiet()
-    plan = Plan(Toy(deadly), located(str(tmp_path / where), "s"), "s", 0, 2)
+    plan = Plan(Toy(deadly=deadly), located(str(tmp_path / where), "s"), "s", 0, 2)
     told: list[Progress] = []
     with opened(plan) as study:
         run(study, RayTasks(plan, study, 2), 4, None, told.append)

@@ -322,7 +322,7 @@ def test_a_report_of_little_data_says_what_it_lacks() -> None:
 
 
 def test_own_rates_are_compared_by_own_clusters() -> None:
-    runs = make_runs(runs_table(), "x", None)
+    runs = make_runs(runs_table(3), "x", None)
     names = runs.table["run"].tolist()[::3]
     pairs = pd.DataFrame([{"a": a, "b": b, "n_a": 0.9, "n_b": 0.8} for a in names for b in names if a < b])
     report = characterise(Inputs(runs, Pairs(pairs)), k=3, quick=True)

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import RUNNER, invoke
+from command_line import COMMAND, RUNNER, invoke
 from fake_client import GIB, FakeClient, job_view
 from support import wait_until
 
-from cotenant import _attach, _preflight, _render, cli
+from cotenant import _attach, _preflight, _render
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.core.model import Hints, JobState
 from cotenant.scheduler.errors import NotConnected, NotPlaceable
@@ -225,7 +225,7 @@ def test_output_and_exit_code_pass_through(
     client: FakeClient, args: list[str], state: JobState, exit_code: int | None, expected: int
 ) -> None:
     client.final = job_view("job-new", state, exit_code=exit_code, reason="why")
-    result = RUNNER.invoke(cli.app, [*args, "--", "python", "train.py"])
+    result = RUNNER.invoke(COMMAND, [*args, "--", "python", "train.py"])
     assert (result.exit_code, result.stdout_bytes) == (expected, b"step 1\n\xff\x00step 2\n")
     assert result.stderr == ("" if state is JobState.SUCCEEDED else f"cotenant: job-new: {state}: why\n")
     assert client.submitted[0]["attached"] is True
@@ -280,7 +280,7 @@ def test_a_signal_stops_the_job_and_its_last_output_still_comes(client: FakeClie
     before = signal.getsignal(number)
     sender = threading.Thread(target=_signal_when_submitted, args=(client, number))
     sender.start()
-    result = RUNNER.invoke(cli.app, ["run", "--", "python", "train.py"])
+    result = RUNNER.invoke(COMMAND, ["run", "--", "python", "train.py"])
     sender.join()
     assert (result.exit_code, result.stdout_bytes) == (128 + number, b"step 1\n\xff\x00step 2\n")
     assert client.stopped == [("job-new", f"its client received {number.name}")]
@@ -428,7 +428,7 @@ def test_unknown_job(client: FakeClient, args: list[str]) -> None:
 
 @pytest.mark.parametrize("args", [["logs", "job-9"], ["logs", "job-9", "-f"], ["logs", "job-1"]])
 def test_logs_are_the_bytes_of_the_job(client: FakeClient, args: list[str]) -> None:
-    assert RUNNER.invoke(cli.app, args).stdout_bytes == b"step 1\n\xff\x00step 2\n"
+    assert RUNNER.invoke(COMMAND, args).stdout_bytes == b"step 1\n\xff\x00step 2\n"
 
 
 def test_names_cannot_steer_the_terminal(client: FakeClient) -> None:

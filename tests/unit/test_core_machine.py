@@ -398,4 +398,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = hypothesis_settings(max_examples=150, stateful_step_count=50)
+TestCluster.settings = hypothesis_settings(max_examples=80, stateful_step_count=50)

@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from command_line import COMMAND, RUNNER
 from fake_client import FakeClient, job_view
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduling import GIB, spec
-from typer.testing import CliRunner
 
 from cotenant import _preflight, _render, cli
 from cotenant.dashboards.api import create_app
@@ -29,7 +29,6 @@ from cotenant.scheduler.transport import Link
 from cotenant.scheduler.views import Explanation, JobView
 
 NOW = 1_800_000_000.0
-RUNNER = CliRunner()
 JSON = {"Content-Type": "application/json"}
 HUGE = 10**3000
 DEEP: list[Any] = [[[[[[[1]]]]]]]
@@ -116,7 +115,7 @@ def test_the_same_refusal_on_all_four_ways(fake: FakeClient, hint: str) -> None:
         assert refusal(lambda value=value: from_metadata({f"cotenant.{hint}": value}, NOW)) == (hint, accepted)  # type: ignore[misc]
         if number % 4:  # the two long ways share the reading above: every hint, and every value, but not each with each
             continue
-        result = RUNNER.invoke(cli.app, ["submit", f"--{hint.replace('_', '-')}", value, "--", "true"])
+        result = RUNNER.invoke(COMMAND, ["submit", f"--{hint.replace('_', '-')}", value, "--", "true"])
         assert result.exit_code == 1
         assert result.stderr.startswith(f"error: {hint}: ")
         assert " ".join(accepted.split()) in result.stderr
@@ -282,7 +281,7 @@ def test_the_same_id_with_another_command_is_a_mistake(client: Client, link: NoC
 )
 @pytest.mark.parametrize("command", ["submit", "run"])
 def test_odd_command_lines_are_one_short_line(fake: FakeClient, command: str, args: list[str], message: str) -> None:
-    result = RUNNER.invoke(cli.app, [command, *args], catch_exceptions=False)
+    result = RUNNER.invoke(COMMAND, [command, *args], catch_exceptions=False)
     assert result.exit_code == 1
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -295,7 +294,7 @@ def test_odd_command_lines_are_one_short_line(fake: FakeClient, command: str, ar
 def test_a_ray_job_without_a_usable_id(fake: FakeClient, monkeypatch: pytest.MonkeyPatch, value: object) -> None:
     config = {"metadata": {_preflight.SUBMISSION_ID: value}}
     monkeypatch.setenv(_preflight.RAY_JOB_CONFIG, json.dumps(config))
-    result = RUNNER.invoke(cli.app, ["run", "--", "true"], catch_exceptions=False)
+    result = RUNNER.invoke(COMMAND, ["run", "--", "true"], catch_exceptions=False)
     assert (result.exit_code, fake.submitted) == (1, [])
     assert result.stderr.startswith("error: job_id: ")
 
@@ -329,7 +328,7 @@ PLANS = [
 def test_plan_files_with_junk(fake: FakeClient, tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(text, encoding="utf-8")
-    result = RUNNER.invoke(cli.app, ["plan", "--file", str(path)], catch_exceptions=False)
+    result = RUNNER.invoke(COMMAND, ["plan", "--file", str(path)], catch_exceptions=False)
     assert (result.exit_code, fake.planned) == (1, ())
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -473,7 +472,7 @@ FIELDS = st.fixed_dictionaries(
 @BOUNDED
 @given(words=st.lists(WORDS, max_size=6))
 def test_no_command_line_is_a_bug(fake: FakeClient, words: Sequence[str]) -> None:
-    result = RUNNER.invoke(cli.app, ["submit", *words], catch_exceptions=False)
+    result = RUNNER.invoke(COMMAND, ["submit", *words], catch_exceptions=False)
     assert result.exit_code in {0, 1}
     assert "\x1b" not in result.stderr
 

@@ -24,16 +24,13 @@ from cotenant.forecasting.training.objectives import (
     EXCESS,
     MAE,
     RELATIVE,
-    RMSE,
     RULE,
     WIDTH,
     DemandHoldOut,
-    FoldScore,
-    combined,
     demand_folds,
     interference_folds,
-    worst,
 )
+from cotenant.forecasting.training.scores import RMSE, FoldScore, combined
 from cotenant.forecasting.types import DemandProfile
 
 SETTINGS = MixtureSettings(horizons=(1, 4), last=40, gains=(0.3,))
@@ -171,11 +168,6 @@ class TestCombined:
         assert both.metrics[f"{MAE}, worst group"] == 0.3
         assert both.metrics["p95 coverage, worst group"] == 0.8
         assert both.baselines == {RULE: pytest.approx(0.35)}
-
-    def test_the_worst_fold_is_named(self) -> None:
-        assert worst(self.FOLDS, MAE).group == "y"
-        assert worst(self.FOLDS, "p95 coverage").group == "y"
-        assert worst(self.FOLDS, "worst series / y").group == "x"
 
     def test_one_fold_has_no_spread(self) -> None:
         assert combined(self.FOLDS[:1]).metrics[f"{MAE}, spread"] == 0.0

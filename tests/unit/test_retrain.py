@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.signatures import to_row
 from cotenant.forecasting.training import retrain
 from cotenant.forecasting.training.candidates import OWN_DATA, newest_groups
+from cotenant.forecasting.training.demand_fit import TrainingOptions
 from cotenant.forecasting.types import Signature
 
 
@@ -273,9 +275,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def demand(registry: Path, store: Path, *more: str) -> int:
-    return retrain.main(
-        ["--kind", "demand", "--registry", str(registry), "--store", str(store), "--updates", "3", *more]
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrain, "TrainingOptions", partial(TrainingOptions, trees=5))  # how good it gets is not asked
+        return retrain.main(
+            ["--kind", "demand", "--registry", str(registry), "--store", str(store), "--updates", "3", *more]
+        )
 
 
 def test_demand_is_learnt_from_the_store(registry: Registry, store: Path, capsys: pytest.CaptureFixture[str]) -> None:

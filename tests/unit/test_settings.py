@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.configs.loader import DEFAULTS, SettingsError, accepted, load
@@ -136,6 +136,7 @@ _scalars = st.one_of(
 )
 
 
+@settings(max_examples=40)  # a sixteenth of a second each
 @given(st.sampled_from(KEYS), _scalars)
 def test_any_value_loads_or_is_refused(key: tuple[str, str], value: object) -> None:
     name = f"COTENANT_{key[0]}__{key[1]}".upper()

@@ -175,4 +175,4 @@ class Crowd(RuleBasedStateMachine):
 
 
 TestCrowd = Crowd.TestCase
-TestCrowd.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
+TestCrowd.settings = hypothesis_settings(max_examples=20, stateful_step_count=40)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from cotenant.forecasting.datasets.registry import SHIPPED, Registry, load_deman
 from cotenant.forecasting.datasets.series_sources import from_signatures, read_series_data
 from cotenant.forecasting.datasets.signature_store import SignatureStore
 from cotenant.forecasting.signatures import to_row
+from cotenant.forecasting.training import demand_fit
 from cotenant.forecasting.training.recipes import Origin, train_interference
 from cotenant.forecasting.types import DemandProfile, Signature
 
@@ -121,7 +123,8 @@ def test_the_shipped_model_is_for_the_device_that_runs() -> None:
     assert GPU_TYPE in load_interference(Registry(Path("/nonexistent")), SHIPPED).models
 
 
-def test_demand_from_recordings(registry: Registry, recordings: Path) -> None:
+def test_demand_from_recordings(registry: Registry, recordings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand_fit, "TrainingOptions", partial(demand_fit.TrainingOptions, trees=5))
     code, out, err = invoke(
         "train", "demand", str(recordings), *at(registry), "--updates", "2", "--licence", "non-commercial, ours"
     )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import optuna
 import pytest
 from interference_tables import FAMILIES, measured
+from studying import Murderous, Toy
 
 from cotenant.forecasting.datasets.series import ValueSeries
 from cotenant.forecasting.demand.engine import MixtureSettings
@@ -20,7 +18,6 @@ from cotenant.forecasting.training import crews, studies
 from cotenant.forecasting.training.crews import Alone, Crew, Processes, run
 from cotenant.forecasting.training.demand_fit import TrainingOptions
 from cotenant.forecasting.training.interference import InterferenceOptions
-from cotenant.forecasting.training.objectives import FoldScore, combined
 from cotenant.forecasting.training.problems import (
     AUTO,
     Options,
@@ -31,47 +28,8 @@ from cotenant.forecasting.training.problems import (
     joint_fingerprint,
     parted,
 )
+from cotenant.forecasting.training.scores import FoldScore, combined
 from cotenant.forecasting.training.studies import Plan, Progress, StudyError, located, opened, outcome, progress
-
-
-@dataclass
-class Toy:
-    """A problem of no cost: the objective is (x - 3)²; above ``cliff`` it cannot be trained with."""
-
-    data: str = "d1"
-    cliff: float = 1e9
-    deadly: str = ""  # a file; whoever finds it there deletes it and dies
-    seen: list[float] = field(default_factory=list)
-
-    kind: Literal["interference", "demand"] = "interference"
-    objective = "error"
-    inner = ("a", "b", "c", "d")
-    outer = ("e",)
-    steps = 4
-
-    @property
-    def identity(self) -> Mapping[str, str | int]:
-        return {"kind": self.kind, "data": self.data, "seed": 0}
-
-    def default(self) -> Options:
-        return {"x": 1.0}
-
-    def suggest(self, trial: optuna.Trial) -> Options:
-        return {"x": trial.suggest_float("x", -10.0, 10.0)}
-
-    def folds(self, options: Options) -> Iterator[FoldScore]:
-        x = float(options["x"])
-        self.seen.append(x)
-        if x > self.cliff:
-            raise ValueError(f"x: {x} cannot be trained with")
-        for group in self.inner:
-            if self.deadly and group == "b" and Path(self.deadly).exists():
-                Path(self.deadly).unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield FoldScore(group, 1, {"error": (x - 3.0) ** 2}, {"simple": 4.0})
-
-    def unseen(self, options: Options) -> FoldScore:
-        return FoldScore("e", 1, {"error": (float(options["x"]) - 2.5) ** 2}, {"simple": 5.0})
 
 
 def plan(tmp_path: Path, problem: Any = None, where: str = "", at_once: int = 1, study: str = "s") -> Plan:
@@ -305,14 +263,6 @@ class TestProcesses:
         there = plan(tmp_path, Murderous(), at_once=2)
         with opened(there) as study, pytest.raises(StudyError, match="workers: a process ended with exit code -9"):
             run(study, Processes(there, study), 4, None, tell_nobody)
-
-
-class Murderous(Toy):
-    """Nobody survives it."""
-
-    def folds(self, options: Options) -> Iterator[FoldScore]:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return super().folds(options)
 
 
 class TestPairs:
