@@ -33,8 +33,8 @@ from cotenant.scheduler.core.model import Hints
 from cotenant.scheduler.views import JobView
 
 TEST_SETTINGS = Settings(
-    # Longer than a restarted actor takes on a slow machine: 4.5 s of imports and replay were seen.
-    lease=LeaseSettings(ttl_s=7.0, client_ttl_s=3.0, stop_grace_s=1.0),
+    # So long that only what has gone for good is taken for gone, however busy the machine is.
+    lease=LeaseSettings(ttl_s=20.0, client_ttl_s=6.0, stop_grace_s=1.0),
     placement=PlacementSettings(profile_s=2.0),
     device=DeviceSettings(backend="cpu", memory_bytes=2 << 30),
     api=ApiSettings(enabled=False),
@@ -175,9 +175,13 @@ def nvidia(
 
 
 @pytest.fixture(scope="module")
-def three(ray_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Three hosts with one device each; the first is the head."""
-    deployment = start_deployment(tmp_path_factory.mktemp("three"), head_gpus=1)
+def three(
+    request: pytest.FixtureRequest, ray_environment: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
+    """Three hosts with one device each; the first is the head. The module says how long leases hold."""
+    lease = TEST_SETTINGS.lease.model_copy(update={"ttl_s": request.module.LEASE_TTL_S})
+    settings = TEST_SETTINGS.model_copy(update={"lease": lease})
+    deployment = start_deployment(tmp_path_factory.mktemp("three"), head_gpus=1, settings=settings)
     deployment.add_node()
     deployment.add_node()
     yield deployment

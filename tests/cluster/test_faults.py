@@ -15,6 +15,7 @@ from cotenant.scheduler.names import NAMESPACE, SCHEDULER, agent_name
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
+LEASE_TTL_S = 7.0  # somebody waits for it to run out in every test
 WHOLE = Hints(compute=1.0, gpu_memory=200 << 20, isolation="hard")
 # Notes its start; refuses to start while another start of the same job still lives.
 ALONE = (
