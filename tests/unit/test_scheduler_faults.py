@@ -21,10 +21,10 @@ from cotenant.configs.settings import JournalSettings, LeaseSettings
 from cotenant.scheduler.core import handlers
 from cotenant.scheduler.core.events import JobSubmitted, StopRequested, Tick
 from cotenant.scheduler.core.turn import Turn
-from cotenant.scheduler.errors import NotHandled
+from cotenant.scheduler.errors import NotConnected, NotHandled
 from cotenant.scheduler.journal.store import Journal, JournalError, NotRecordable
 
-SETTINGS = settings().model_copy(update={"lease": LeaseSettings(ttl_s=0.5, client_ttl_s=0.6, max_restarts=3)})
+SETTINGS = settings().model_copy(update={"lease": LeaseSettings(ttl_s=1.0, client_ttl_s=1.2, max_restarts=3)})
 
 
 class FullDisk(Journal):
@@ -267,7 +267,7 @@ def test_what_cannot_be_written_down_is_refused_alone(bench: Bench) -> None:
 def test_another_scheduler_on_the_journal_ends_this_one(bench: Bench, exits: list[int]) -> None:
     old = bench.scheduler
     bench.begin()
-    with pytest.raises(JournalError, match="another scheduler"):
+    with pytest.raises((JournalError, NotConnected), match=r"another scheduler|being shut down"):  # a tick may be first
         old.submit([half("a")])
     wait_until(lambda: exits, 5, "the old one's process ends")
     assert exits[0] == 1
