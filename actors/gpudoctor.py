@@ -13,7 +13,7 @@ from typing import Any
 
 from cotenant.actors.checks import Check, verdict
 from cotenant.actors.devices.nvml.board import Part
-from cotenant.actors.devices.nvml.discovery import TIMEOUT_S, FoundBoard, find_boards
+from cotenant.actors.devices.nvml.discovery import TIMEOUT_S, Finder, FoundBoard
 from cotenant.actors.devices.nvml.gpm import why_not
 from cotenant.actors.devices.nvml.library import (
     DRIVER_NOT_LOADED,
@@ -54,7 +54,7 @@ def gpu_checks() -> list[Check]:
     except NvmlUnavailable as error:
         return [_without_nvml(error)]
     try:
-        boards, left_out = find_boards(library, os.environ.get("CUDA_VISIBLE_DEVICES"), None, None)
+        boards, left_out = Finder(library, os.environ.get("CUDA_VISIBLE_DEVICES"), None, None).find()
         facts, silent = _facts(library, boards)
     except (NvmlFailure, ValueError) as error:
         return [_broken(str(error))]

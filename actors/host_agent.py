@@ -274,10 +274,20 @@ class HostAgent:
             self._reap(time.monotonic())
             now = time.monotonic()
             if now >= next_window:
+                self._take_in_gpus()
                 next_window = max(next_window + self.settings.profiler.window_s, now)
                 self._close_window()
             next_tick = max(next_tick + period, now)
             self._stopping.wait(next_tick - now)
+
+    def _take_in_gpus(self) -> None:
+        """Use the GPUs too that did not answer when this agent started and do so now."""
+        found = tuple(self._backend.discover())
+        new = found[len(self._gpus) :]
+        if new:
+            self._enforcement.add_gpus(new)
+            self._launcher.add_gpus(new)
+            self._gpus = found
 
     def _enforcement_loop(self) -> None:
         """What jobs run under may take seconds to answer, which the device loop cannot wait for."""

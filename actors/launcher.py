@@ -89,6 +89,10 @@ class Launcher:
         for job_dir in jobfiles.load_job_dirs(self._dir):
             self._take_in(jobrecords.adopt(job_dir, self._backend))
 
+    def add_gpus(self, gpus: Sequence[GpuInfo]) -> None:
+        """Let jobs start on these GPUs too, which have come later."""
+        self._gpus = self._gpus | {gpu.gpu_id: gpu for gpu in gpus}
+
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def launch(
@@ -211,7 +215,6 @@ class Launcher:
             time.sleep(0.01)
 
     def _environment(self, launch: launchspec.Launch, job_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
-        gpus = [self._gpus[gpu_id] for gpu_id in launch["gpu_ids"]]
         own = launchspec.job_variables(
             launch["job_id"],
             launch["epoch"],
@@ -220,7 +223,7 @@ class Launcher:
             operator_mix=launch.get("operator_mix"),
             token=launch.get("token", ""),
         )
-        return self._backend.environment(job_dir, gpus, base) | own
+        return self._backend.environment(job_dir, [self._gpus[gpu_id] for gpu_id in launch["gpu_ids"]], base) | own
 
     def environment(self, job_id: str, epoch: int) -> dict[str, str]:
         """Return the environment variables that put a process of this host under a lease job's shares.

@@ -49,9 +49,7 @@ class Profiler:
         self._period_s = 1.0 / settings.sample_hz
         self._clock = clock
         self._monotonic = monotonic
-        self._memory_limit = {
-            gpu.gpu_id: ABSURD_MEMORY * (gpu.physical_memory_bytes or gpu.memory_bytes) for gpu in backend.discover()
-        }
+        self._memory_limit: dict[str, float] = {}
         per_window = round(settings.window_s * settings.sample_hz)
         self._likeness = Likeness(self._period_s, per_window) if per_window >= LEAST_SAMPLES else None
         self._window_began_s = monotonic()
@@ -60,11 +58,20 @@ class Profiler:
         self.newest: Sample | None = None
         self._present: frozenset[tuple[str, str]] = frozenset()  # in the last sample
         self._progress: dict[str, Progress] = {}
-        self._devices = {gpu_id: DeviceTrack() for gpu_id in self._memory_limit}
+        self._devices: dict[str, DeviceTrack] = {}
+        self._know_gpus()
+
+    def _know_gpus(self) -> None:
+        """Keep track of all GPUs, those too that have come later."""
+        for gpu in (gpu for gpu in self._backend.discover() if gpu.gpu_id not in self._devices):
+            self._memory_limit[gpu.gpu_id] = ABSURD_MEMORY * (gpu.physical_memory_bytes or gpu.memory_bytes)
+            self._devices[gpu.gpu_id] = DeviceTrack()
 
     def tick(self) -> None:
         """Take one sample."""
         self.newest = sample = self._backend.sample()
+        if len(sample.devices) > len(self._devices):
+            self._know_gpus()
         interval_s = self._period_s if self._sampled_s is None else sample.monotonic_s - self._sampled_s
         if 0 <= interval_s < self._period_s / 2:
             return  # too close to the last one to divide by; counters lose nothing by waiting

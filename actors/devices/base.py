@@ -105,7 +105,10 @@ class DeviceBackend(Protocol):
     notes: Sequence[str]
 
     def discover(self) -> Sequence[GpuInfo]:
-        """Return this host's GPUs, in index order. Called before anything else; later calls return the same."""
+        """Return this host's GPUs, in index order. Called before anything else.
+
+        Later calls return the same, with those behind them that did not answer before. Costs nothing.
+        """
         ...
 
     def watch(self, job_id: str, gpu_ids: Sequence[str], root_pid: int) -> None:

@@ -38,13 +38,10 @@ class HostEnforcement(ShareFile):
     name = "host"
 
     def __init__(self, run_dir: Path, gpus: Sequence[GpuInfo], settings: EnforcementSettings) -> None:
+        self._run_dir = run_dir
         self._gpus = {gpu.gpu_id: gpu for gpu in gpus}
         self._settings = settings
-        self._services = {
-            gpu.gpu_id: MpsService(gpu.gpu_id, service_folder(run_dir, gpu.gpu_id))
-            for gpu in gpus
-            if kind_of(gpu) == "gpu"
-        }
+        self._services = self._services_of(gpus)
         self._no_checkpoints: str | None = None  # not looked at yet
         self._records: dict[Path, dict[str, Any]] = {}
         self._power: PowerLimit | None = None
@@ -56,6 +53,18 @@ class HostEnforcement(ShareFile):
             "mig": MigEnforcement(),
             "mps": MpsEnforcement(self._services.__getitem__),
         }
+
+    def add_gpus(self, gpus: Sequence[GpuInfo]) -> None:
+        """Hold shares of these GPUs too, which have come later."""
+        services = self._services_of(gpus)
+        self._services |= services
+        self._gpus |= {gpu.gpu_id: gpu for gpu in gpus}
+        if self._power is not None and services:
+            self._power.add(list(services))
+
+    def _services_of(self, gpus: Sequence[GpuInfo]) -> dict[str, MpsService]:
+        whole = [gpu.gpu_id for gpu in gpus if kind_of(gpu) == "gpu"]
+        return {gpu_id: MpsService(gpu_id, service_folder(self._run_dir, gpu_id)) for gpu_id in whole}
 
     @property
     def notes(self) -> tuple[str, ...]:

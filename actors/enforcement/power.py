@@ -25,6 +25,11 @@ class PowerLimit:
     def __init__(self, run_dir: Path, gpu_ids: Sequence[str], watts: float) -> None:
         self.notes: list[str] = []
         self._record = run_dir / RECORD
+        self._watts = watts
+        self.add(gpu_ids)
+
+    def add(self, gpu_ids: Sequence[str]) -> None:
+        """Limit these GPUs too."""
         try:
             library = Library()
         except NvmlUnavailable as error:
@@ -33,7 +38,7 @@ class PowerLimit:
         try:
             for gpu_id in gpu_ids:
                 try:
-                    self._limit(library, gpu_id, round(watts * 1000))
+                    self._limit(library, gpu_id, round(self._watts * 1000))
                 except NvmlFailure as error:
                     self.notes.append(f"power of {gpu_id} is not limited: {error}")
         finally:

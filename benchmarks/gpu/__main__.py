@@ -6,64 +6,29 @@ import argparse
 import csv
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.common import Row, commit, machine
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.dry import Dry
 from benchmarks.gpu.host import Failed, Host, Job
+from benchmarks.gpu.steered import followed_demand, migrated, rescued
 
-from cotenant.actors.devices.base import DeviceBackend, GpuInfo
+from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.devices.nvml.backend import NvmlBackend
 from cotenant.actors.devices.nvml.library import Library, NvmlFailure
-from cotenant.actors.enforcement.mpscontrol import CONTROL
 from cotenant.actors.enforcement.pausing import CheckpointPause, Pause, PauseError, SignalPause
 from cotenant.configs.settings import DeviceSettings
 
 SHARES = (0.25, 0.5, 0.75)
-WINDOW_S, DRY_WINDOW_S = 10.0, 0.2
 SETTLE_WINDOWS = 3  # longer than that nobody waits for a share to be kept
 SAMPLE_S = 0.1
 KEPT, KEPT_S = 0.1, 0.5  # a share is kept when the step rate over half a second is this near to it
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What the cases need.
-
-    Attributes:
-        folder: For run directories.
-        backend: The device backend of this host.
-        gpu: The GPU.
-        env: The jobs' environment.
-        window_s: How long step rates are measured.
-    """
-
-    folder: Path
-    backend: DeviceBackend
-    gpu: GpuInfo
-    env: dict[str, str]
-    window_s: float
-
-    @property
-    def methods(self) -> list[str]:
-        """The ways that this host has."""
-        return ["timeslice", "mps"] if shutil.which(CONTROL) else ["timeslice"]
-
-    @contextmanager
-    def host(self, method: str) -> Iterator[Host]:
-        """A host whose jobs are held in that way."""
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            host = Host(Path(folder), self.gpu, mps=method == "mps", env=self.env)
-            try:
-                yield host
-            finally:
-                host.close()
 
 
 def main(arguments: list[str]) -> int:
@@ -71,6 +36,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="where gpu.json and gpu.csv go")
     parser.add_argument("--dry-run", action="store_true", help="on stand-ins: figures mean nothing")
+    names = [case.__name__ for case in CASES]
+    parser.add_argument("--case", action="append", choices=names, help="only this one; may be repeated")
     chosen = parser.parse_args(arguments)
     chosen.out.mkdir(parents=True, exist_ok=True)
     began, rows, failed = time.monotonic(), [], []
@@ -78,8 +45,9 @@ def main(arguments: list[str]) -> int:
     gpu = backend.discover()[0]
     env = {"COTENANT_GPU_DRY_RUN": "1", "COTENANT_GPU_DRY_BYTES": str(gpu.memory_bytes // 4)} if chosen.dry_run else {}
     with tempfile.TemporaryDirectory(prefix="ct-gpu-") as folder:
-        bench = Bench(Path(folder), backend, gpu, env, DRY_WINDOW_S if chosen.dry_run else WINDOW_S)
-        for case in CASES:
+        dry = Dry([each.gpu_id for each in backend.discover()]) if chosen.dry_run else None
+        bench = Bench(Path(folder), backend, gpu, env, dry)
+        for case in (each for each in CASES if each.__name__ in (chosen.case or names)):
             try:
                 rows += case(bench)
             except (Failed, OSError, PauseError) as error:
@@ -92,6 +60,7 @@ def main(arguments: list[str]) -> int:
         "seconds": round(time.monotonic() - began, 1),
         "dry_run": chosen.dry_run,
         "failed": failed,
+        "skipped": bench.skipped,
         "rows": [asdict(row) for row in rows],
     }
     (chosen.out / "gpu.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -101,6 +70,8 @@ def main(arguments: list[str]) -> int:
         writer.writerows(asdict(row) for row in rows)
     for row in rows:
         print(f"{row.case}  {row.method}  {row.metric}: {row.value:.4g} {row.unit}")
+    for missing in bench.skipped:
+        print(f"skipped {missing}")
     for failure in failed:
         print(f"FAILED {failure}")
     return 1 if failed else 0
@@ -223,7 +194,10 @@ def timed(action: Callable[[], None]) -> float:
     return time.monotonic() - began
 
 
-CASES: tuple[Callable[[Bench], list[Row]], ...] = (held, resized, memory, overhead, paused)
+CASES: tuple[Callable[[Bench], list[Row]], ...] = (
+    *(held, resized, memory, overhead, paused),
+    *(rescued, migrated, followed_demand),
+)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from cotenant.placement.types import Share
 PROGRAM = Path(__file__).parent / "program.py"
 STARTED_S = 120.0
 _POLL_S = 0.02
-_FOREVER_S = 1e6
+FOREVER_S = 1e6
 
 
 class Failed(RuntimeError):
@@ -41,7 +41,7 @@ class Host:
         self.enforcement: EnforcementBackend = HostEnforcement(
             folder, (gpu,), EnforcementSettings(mps="auto" if mps else "off")
         )
-        self.launcher = Launcher(folder, (gpu,), self.enforcement, first_validity_s=_FOREVER_S)
+        self.launcher = Launcher(folder, (gpu,), self.enforcement, first_validity_s=FOREVER_S)
         self._revisions: dict[str, int] = {}
 
     def start(self, job_id: str, share: float, memory_bytes: int, *arguments: str) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,8 @@ from cotenant.actors.devices.base import DeviceSample, JobSample, Sample
 from cotenant.actors.devices.nvml.backend import NvmlBackend
 from cotenant.actors.devices.nvml.library import Library
 from cotenant.actors.devices.registry import create_backend, start_nvml
-from cotenant.configs.settings import DeviceSettings
+from cotenant.actors.profiler import Profiler
+from cotenant.configs.settings import DeviceSettings, ProfilerSettings
 
 WAIT_S = 20.0
 GIB = 1 << 30
@@ -171,6 +173,28 @@ def test_a_gpu_that_is_lost_or_hangs_at_the_start_is_left_out(host: Host, monkey
     backend = host.start(*FOUR, "fault * 15 2", "hang nvmlDeviceGetMigMode 0")
     assert [gpu.gpu_id for gpu in backend.discover()] == ["GPU-1", "GPU-3"]
     assert [note.partition(":")[0] for note in backend.notes] == ["GPU 0 is left out", "GPU 2 is left out"]
+
+
+def test_gpus_that_were_left_out_are_found_when_they_answer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is lost at the start and one hangs; no further call is made into the one that hangs."""
+    monkeypatch.setattr("cotenant.actors.devices.nvml.discovery.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("cotenant.actors.devices.nvml.backend.AGAIN_S", 0.1)
+    backend = host.start(*FOUR, "fault * 15 2", "hang nvmlDeviceGetMigMode 0")
+    profiler = Profiler(backend, ProfilerSettings())
+    stuck = "GPU 0 is left out: its driver still does not answer"
+    until(backend, lambda _: stuck in backend.notes, "another look")
+    threads = sum(thread.name == "GPU 0 calls" for thread in threading.enumerate())
+    assert threads == 1
+    host.show(*FOUR, "hang nvmlDeviceGetMigMode 0")
+    until(backend, lambda _: len(backend.discover()) == 3, "the lost one to be found")
+    assert [(gpu.gpu_id, gpu.index) for gpu in backend.discover()] == [("GPU-1", 0), ("GPU-3", 1), ("GPU-2", 2)]
+    host.show(*FOUR)
+    until(backend, lambda _: len(backend.discover()) == 4, "the one that hung to be found")
+    assert backend.notes == ()
+    backend.watch("a", ["GPU-0"], host.pids[0])
+    until(backend, all_read, "all of them to be read")
+    profiler.tick()
+    assert {device.gpu_id for device in profiler.device_readings()} == {f"GPU-{index}" for index in range(4)}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,6 +117,23 @@ def test_gpus_are_given_back_only_when_nothing_runs_and_claimed_again_when_wante
     assert agent.report(2, (), "").claim.startswith("given back")
     agent.hold_gpus(True)
     assert all(usable())
+
+
+def test_gpus_that_come_later_are_announced_and_used(agent, monkeypatch):
+    late = replace(agent._gpus[0], gpu_id="late", index=len(agent._gpus))
+    monkeypatch.setattr(
+        agent._backend, "discover", lambda: (*agent._gpus, late) if len(agent._gpus) == 1 else agent._gpus
+    )
+    agent._gpus = agent._gpus[:1]
+    agent._take_in_gpus()
+    agent._take_in_gpus()
+    assert [gpu.gpu_id for gpu in agent.report(1, (), "").host.gpus][1:] == ["late"]
+    job = SimpleNamespace(
+        **{name: getattr(spec("next"), name) for name in spec("next").__slots__}
+        | {"command": (sys.executable, "-S", "-c", ""), "cwd": "/", "env": dict(os.environ)}
+    )
+    assert agent.apply([StartJob("h1", job, 1, 0, (Share("late", GIB, 0.5),), "")]) == []
+    wait_until(lambda: any(ended.job_id == "next" for ended in agent._launcher.poll()), 10, "it has run there")
 
 
 def test_a_job_that_begins_to_be_held_back_is_told_of_at_once(agent):

@@ -7,14 +7,18 @@ how exactly.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from queue import SimpleQueue
 
 from cotenant.actors.devices.base import DeviceSample, GpuInfo, JobSample, Sample
 from cotenant.actors.devices.nvml.attribution import Told, Use, attribute
 from cotenant.actors.devices.nvml.board import Board, Readings
 from cotenant.actors.devices.nvml.crew import Crew, Station
-from cotenant.actors.devices.nvml.discovery import find_boards
+from cotenant.actors.devices.nvml.discovery import Finder, FoundBoard
 from cotenant.actors.devices.nvml.library import Library, NvmlFailure, NvmlUnavailable
 from cotenant.actors.devices.nvml.pids import PidMap
 from cotenant.actors.devices.nvml.processes import named
@@ -24,6 +28,7 @@ from cotenant.actors.devices.tree import JobTree, Trees
 from cotenant.configs.settings import DeviceSettings
 from cotenant.forecasting.types import Reading
 
+AGAIN_S = 30.0  # GPUs that were left out are looked for this often
 TREES_S = 1.0  # for the processes' host work and file I/O; what they do on the GPU, NVML says
 _UNKNOWN = Use()
 _ON_NO_CORE: frozenset[int] = frozenset()  # every process of a job is host work; what it does on the GPU, NVML says
@@ -65,27 +70,29 @@ class NvmlBackend:
         try:
             self._library = library or Library()
             wanted = settings.count if count is None else count
-            found, notes = find_boards(self._library, visible, wanted, settings.memory_bytes)
+            self._finder = Finder(self._library, visible, wanted, settings.memory_bytes)
+            found, notes = self._finder.find()
         except (NvmlUnavailable, NvmlFailure) as error:
             raise ValueError(f"device.backend: 'nvml' is not accepted on this host: {error}") from error
         if not found or (settings.count is not None and settings.count > len(found)):
             why = "; ".join(notes) or f"CUDA_VISIBLE_DEVICES is {visible!r}"
             raise ValueError(f"device.count: {settings.count} is not accepted; this host has {len(found)} GPUs ({why})")
         self.notes: Sequence[str] = tuple(notes)
-        now_s = clock()
-        self._crew = Crew(
-            [Station(Board(self._library, each.uuid, each.parts, clock), each.gpus, now_s) for each in found]
-        )
+        self._crew = Crew([self._station(each) for each in found])
         self._at = {gpu.gpu_id: station for station in self._crew.stations for gpu in station.gpus}
         self._gpus = tuple(sorted((gpu for each in found for gpu in each.gpus), key=lambda gpu: gpu.index))
+        self._found_later: SimpleQueue[tuple[list[FoundBoard], list[str]]] = SimpleQueue()
+        self._closing = threading.Event()
+        if self._finder.left_out:
+            threading.Thread(target=self._look_again, name="GPUs left out", daemon=True).start()
         self._trees = Trees(processes or ProcessTable())
+        self._trees.scan()
         self._passes = TreePasses(self._trees, clock, TREES_S)
         self._pids = pids or PidMap()
         self._owners: dict[int, str | None] = {}  # NVML's process → job, while the jobs' processes stay the same
         self._owners_of = -1  # the version of the trees they were found in
         self._uses_of: dict[str, tuple[object, ...]] = {}  # GPU → what its uses were worked out from
         self._uses: dict[str, dict[str, Use]] = {}
-        self._closed = False
 
     @property
     def cost_s(self) -> float:
@@ -94,7 +101,6 @@ class NvmlBackend:
 
     def discover(self) -> Sequence[GpuInfo]:
         """See ``DeviceBackend.discover``."""
-        self._trees.scan()
         return self._gpus
 
     def watch(self, job_id: str, gpu_ids: Sequence[str], root_pid: int) -> None:
@@ -110,6 +116,7 @@ class NvmlBackend:
 
     def sample(self) -> Sample:
         """See ``DeviceBackend.sample``."""
+        self._take_in_found()
         self._crew.look(self._clock())
         now = self._passes.read()
         readings = {gpu.gpu_id: self._at[gpu.gpu_id].readings(gpu.gpu_id, now) for gpu in self._gpus}
@@ -127,11 +134,34 @@ class NvmlBackend:
         """See ``DeviceBackend.close``."""
         for job_id in list(self._trees.jobs):
             self._trees.unwatch(job_id)
-        if self._closed:
+        if self._closing.is_set():
             return
-        self._closed = True
+        self._closing.set()
         if self._crew.close():
             self._library.close()
+
+    def _station(self, found: FoundBoard) -> Station:
+        return Station(Board(self._library, found.uuid, found.parts, self._clock), found.gpus, self._clock())
+
+    def _look_again(self) -> None:
+        """Look for the GPUs that were left out, until all are there; in a thread of its own, since calls may hang."""
+        while self._finder.left_out and not self._closing.wait(AGAIN_S):
+            with contextlib.suppress(NvmlFailure, ValueError):  # the next look may tell more
+                self._found_later.put(self._finder.find())
+
+    def _take_in_found(self) -> None:
+        """Manage the GPUs as well that have come since the last sample; they follow those that are known."""
+        while not self._found_later.empty():
+            found, notes = self._found_later.get()
+            self.notes = tuple(notes)
+            known = {station.board.uuid for station in self._crew.stations}
+            for board in (each for each in found if each.uuid not in known):
+                count = len(self._gpus)
+                gpus = tuple(replace(gpu, index=count + number) for number, gpu in enumerate(board.gpus))
+                station = self._station(replace(board, gpus=gpus))
+                self._crew.add(station)
+                self._at |= dict.fromkeys((gpu.gpu_id for gpu in gpus), station)
+                self._gpus = (*self._gpus, *gpus)
 
     def _device_sample(self, gpu_id: str, readings: Readings, now_s: float) -> DeviceSample:
         station = self._at[gpu_id]

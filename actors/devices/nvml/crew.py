@@ -160,6 +160,11 @@ class Crew:
         self._common = _Reader(stations, self._ended)
         self._own: list[_Reader] = []
 
+    def add(self, station: Station) -> None:
+        """Have one more GPU read."""
+        self.stations = (*self.stations, station)
+        self._common.stations.append(station)
+
     @property
     def cost_s(self) -> float:
         """CPU time of all calls so far."""

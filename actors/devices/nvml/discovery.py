@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from cotenant.actors.devices.nvml.board import Part
 from cotenant.actors.devices.nvml.library import NOT_FOUND, Asker, Library, NvmlFailure
 from cotenant.actors.devices.nvml.visible import Board as VisibleBoard
 from cotenant.actors.devices.nvml.visible import Instance, visible_devices
-from cotenant.actors.devices.nvml.watchdog import Hung, call_within
+from cotenant.actors.devices.nvml.watchdog import Watchdog
 
 TIMEOUT_S = 10.0  # for one GPU
 
@@ -47,10 +47,8 @@ class _Candidate:
     note: str = ""
 
 
-def find_boards(
-    library: Library, visible: str | None, count: int | None, memory_bytes: int | None
-) -> tuple[list[FoundBoard], list[str]]:
-    """Find the GPUs that are to be managed.
+class Finder:
+    """Finds the GPUs that are to be managed, again and again: one that does not answer may do so later.
 
     Args:
         library: NVML.
@@ -58,34 +56,63 @@ def find_boards(
         count: Most GPUs (boards, not instances) to take, in the order of ``visible``; None = all.
         memory_bytes: Memory that jobs may use of each device; None = all that the driver leaves.
 
-    Returns:
-        The GPUs in order, and what is worth knowing of those that are left out.
-
-    Raises:
-        NvmlFailure: The driver does not even count its GPUs.
-        ValueError: A device has less memory than ``memory_bytes``.
+    Attributes:
+        left_out: Whether a GPU did not answer at the last look.
     """
-    indices = range(library.call("nvmlDeviceGetCount"))
-    with ThreadPoolExecutor(max_workers=max(1, len(indices))) as pool:  # one that hangs holds up no other
-        candidates = list(pool.map(lambda index: _look(library, index), indices))
-    notes = [each.note for each in candidates if each.note]
-    found: list[FoundBoard] = []
-    position = 0
-    for index, devices in _chosen(candidates, visible, count).items():
-        candidate = candidates[index]
-        gpus = []
-        for device in devices:
-            info = _gpu_info(device, position, memory_bytes, notes)
-            if info is not None:
-                gpus.append(info)
-                position += 1
-        if gpus and candidate.whole is not None:
-            known = {gpu.gpu_id for gpu in gpus}
-            parts = tuple(_part(device) for device in devices if device.uuid in known)
-            found.append(FoundBoard(candidate.whole.uuid, parts, tuple(gpus)))
-        elif candidate.mig and not devices:
-            notes.append(f"GPU {index}: MIG is on, but it has no instance")
-    return found, notes
+
+    def __init__(self, library: Library, visible: str | None, count: int | None, memory_bytes: int | None) -> None:
+        self.left_out = False
+        self._library = library
+        self._visible, self._count, self._memory_bytes = visible, count, memory_bytes
+        self._stuck: dict[int, Future[Any]] = {}  # calls that have not come back, by the index of their GPU
+
+    def find(self) -> tuple[list[FoundBoard], list[str]]:
+        """Look at all of them.
+
+        Returns:
+            The GPUs in order, and what is worth knowing of those that are left out.
+
+        Raises:
+            NvmlFailure: The driver does not even count its GPUs.
+            ValueError: A device has less memory than ``memory_bytes``.
+        """
+        indices = range(self._library.call("nvmlDeviceGetCount"))
+        with ThreadPoolExecutor(max_workers=max(1, len(indices))) as pool:  # one that hangs holds up no other
+            candidates = list(pool.map(self._look, indices))
+        self.left_out = any(each.whole is None for each in candidates)
+        notes = [each.note for each in candidates if each.note]
+        found: list[FoundBoard] = []
+        position = 0
+        for index, devices in _chosen(candidates, self._visible, self._count).items():
+            candidate = candidates[index]
+            gpus = []
+            for device in devices:
+                info = _gpu_info(device, position, self._memory_bytes, notes)
+                if info is not None:
+                    gpus.append(info)
+                    position += 1
+            if gpus and candidate.whole is not None:
+                known = {gpu.gpu_id for gpu in gpus}
+                parts = tuple(_part(device) for device in devices if device.uuid in known)
+                found.append(FoundBoard(candidate.whole.uuid, parts, tuple(gpus)))
+            elif candidate.mig and not devices:
+                notes.append(f"GPU {index}: MIG is on, but it has no instance")
+        return found, notes
+
+    def _look(self, index: int) -> _Candidate:
+        stuck = self._stuck.get(index)
+        if stuck is not None and not stuck.done():  # another thread would only get stuck as well
+            return _Candidate(None, [], False, f"GPU {index} is left out: its driver still does not answer")
+        watchdog = Watchdog(f"GPU {index}")
+        self._stuck[index] = answer = watchdog.start(_describe, self._library, index)
+        watchdog.close()
+        try:
+            return _Candidate(*answer.result(TIMEOUT_S))
+        except NvmlFailure as error:
+            why = str(error)
+        except TimeoutError:
+            why = f"a call did not return within {TIMEOUT_S:g} s"
+        return _Candidate(None, [], False, f"GPU {index} is left out: {why}")
 
 
 def _chosen(candidates: Sequence[_Candidate], visible: str | None, count: int | None) -> dict[int, list[Description]]:
@@ -108,13 +135,6 @@ def _chosen(candidates: Sequence[_Candidate], visible: str | None, count: int | 
 def _part(device: Description) -> Part:
     instance = device.instance
     return Part(device.uuid, instance is not None, None if instance is None else instance.gpu_instance)
-
-
-def _look(library: Library, index: int) -> _Candidate:
-    try:
-        return _Candidate(*call_within(TIMEOUT_S, f"GPU {index}", _describe, library, index))
-    except (NvmlFailure, Hung) as error:
-        return _Candidate(None, [], False, f"GPU {index} is left out: {error}")
 
 
 def _describe(library: Library, index: int) -> tuple[Description, list[Description], bool]:

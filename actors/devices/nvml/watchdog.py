@@ -48,6 +48,12 @@ class Watchdog:
         """
         self._orders.put(_Order(function, deliver))
 
+    def start(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """Have a function called; returns where its answer, or its exception, will be."""
+        answer: Future[T] = Future()
+        self.post(lambda: function(*args), partial(_settle, answer))
+        return answer
+
     def call(self, timeout_s: float, function: Callable[..., T], *args: Any) -> T:
         """Call ``function`` and wait for it; its exceptions are raised here.
 
@@ -56,8 +62,7 @@ class Watchdog:
         """
         if self._hung:
             raise Hung(self._hung)
-        answer: Future[T] = Future()
-        self.post(lambda: function(*args), partial(_settle, answer))
+        answer = self.start(function, *args)
         try:
             return answer.result(timeout_s)
         except TimeoutError:
