@@ -75,7 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as storage:
         tuner = tune.Tuner(
             tune.with_resources(trial, {"cpu": 0.5}),
-            param_space={"lr": tune.grid_search([0.003, 0.03, 0.1])},
+            param_space={"lr": tune.grid_search([0.01, 0.1])},
             tune_config=tune.TuneConfig(metric="loss", mode="min"),
             run_config=tune.RunConfig(storage_path=storage, verbose=0),
         )
