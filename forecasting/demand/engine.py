@@ -13,6 +13,7 @@ from cotenant.forecasting.demand.arrays import FAR, Array, Flags, Indexes, Rows,
 from cotenant.forecasting.demand.calibration import Calibration, Said
 from cotenant.forecasting.demand.choice import Choice
 from cotenant.forecasting.demand.mixing import Gate, Hedge
+from cotenant.forecasting.demand.restraint import Restraint
 from cotenant.forecasting.types import LEVELS
 
 _MEDIAN_OF = 30
@@ -36,6 +37,7 @@ class MixtureSettings:
         gate_prior: How readily the gate opens: variance of its coefficients before anything was seen.
         most: The largest value possible.
         steps: Whether the series stands still between steps: then medians have no word of their own.
+        resolution: Of the readings, in sizes of the series (see ``Moment``): less than that is no move.
     """
 
     horizons: tuple[int, ...]
@@ -46,6 +48,7 @@ class MixtureSettings:
     gate_prior: float = 3.0
     most: float = 1.0
     steps: bool = False
+    resolution: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Expert(Protocol):
 
 
 class SeriesMixture:
-    """Experts, Hedge, gate and calibration over the rows of one table. Not thread-safe.
+    """Experts, Hedge, gate, last word, restraint and calibration over the rows of one table. Not thread-safe.
 
     Built-in experts: persistence, exponentially weighted averages, sliding median, mean of the whole past, analogues.
     """
@@ -133,6 +136,7 @@ class SeriesMixture:
         self._hedge = Hedge(rows, horizons, self.width, absentees=outside, trust=self._trust())
         self._choice = self._make_choice(rows)
         self._gate = Gate(rows, horizons, settings.gate_prior)
+        self._restraint = Restraint(rows, horizons, settings.steps)
         self._calibration = Calibration(rows, horizons, settings.first_span)
         # What was said for each horizon, until its moment comes: experts, value, mean, median, gated, point, state, q.
         self._said = [
@@ -152,6 +156,7 @@ class SeriesMixture:
         self._said = [grown(said, 0, rows, 0.0) for said in self._said]
         self._sizes = grown(self._sizes, 0, rows, 1.0)
         self._choice.resize(rows)
+        self._restraint.resize(rows)
         self._analogues.resize(rows)
         self._hedge.resize(rows)
         self._gate.resize(rows)
@@ -169,6 +174,7 @@ class SeriesMixture:
         self._hedge.clear(row)
         self._gate.clear(row)
         self._choice.clear(row)
+        self._restraint.clear(row)
         for expert in self._experts:
             expert.clear(row)
         self._calibration.clear(row, first_span)
@@ -229,7 +235,10 @@ class SeriesMixture:
         mean, median = self._hedge.mix(where, predictions)
         gated = np.clip(self._gate.point(where, truth, mean, median), 0.0, self.settings.most)
         candidates = self._candidates(predictions, gated, median)
-        point = np.clip(self._choice.point(where, candidates), 0.0, self.settings.most)
+        wanted = np.clip(self._choice.point(where, candidates), 0.0, self.settings.most)
+        resolution = np.float32(self.settings.resolution) / self._sizes[where]
+        self._restraint.watch(where, truth, resolution)
+        point = self._restraint.point(where, truth, resolution, wanted)
         states = self._calibration.states(truth, self._hedge.spread(where, predictions, point))
         around = np.clip(self._calibration.quantiles(rows, states, point), 0.0, self.settings.most)
         for j, ahead in enumerate(self.settings.horizons):
@@ -264,6 +273,7 @@ class SeriesMixture:
             self._gate.learn(place, j, then=then, mean=mean, median=median, now=now)
             candidates = self._candidates(experts[:, None], gated[:, None], median[:, None])[:, 0]
             self._choice.learn(place, j, np.abs(candidates - now[:, None]))
+            self._restraint.learn(place, j, np.abs(point - now), np.abs(then - now))
             quantiles = said[:, self.width + _NOTES :]
             self._calibration.learn(numbers, j, Said(states.astype(np.intp), point, quantiles), now)
 

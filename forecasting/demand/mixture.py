@@ -20,6 +20,7 @@ PEAK_GROWTH = 3.6  # a job that grows is expected to grow by so many times as mu
 PEAK_GROWTH_MEMORY = 0.9  # … as it did lately, per window
 MEMORY_ROOM = 2.0  # the unit of a job's memory is this times its first reading; beyond it the job starts afresh
 LEAST_UNIT = float(64 << 20)
+MEMORY_RESOLUTION = float(2 << 20)  # what drivers map memory in
 MEMORY_GATE_PRIOR = 10.0  # memory moves in small parts of what is held
 STILL_AFTER = 130  # windows without a change: more than the largest lag, so that the whole known past is the same
 STILL_WITHIN = 0.0005  # in units of the series
@@ -33,7 +34,17 @@ UTIL_SCALES: tuple[tuple[int, MixtureSettings], ...] = (
     (60, MixtureSettings(horizons=(5, 15), last=64, gains=(0.5, 0.15))),
 )
 MEMORY_SCALES = tuple(
-    (seconds, replace(settings, first_span=0.15, gate_prior=MEMORY_GATE_PRIOR, most=1e6, steps=True))
+    (
+        seconds,
+        replace(
+            settings,
+            first_span=0.15,
+            gate_prior=MEMORY_GATE_PRIOR,
+            most=1e6,
+            steps=True,
+            resolution=MEMORY_RESOLUTION,
+        ),
+    )
     for seconds, settings in UTIL_SCALES
 )
 
