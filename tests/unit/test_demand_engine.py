@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from cotenant.forecasting.demand.choice import Choice
 from cotenant.forecasting.demand.engine import MixtureSettings, Moment, SeriesMixture
 from cotenant.forecasting.demand.hostside import HostAnalogues
 from cotenant.forecasting.demand.mixing import Gate, Hedge
+from cotenant.forecasting.demand.restraint import Restraint
 from cotenant.forecasting.demand.streams import Streams
 
 SMALL = MixtureSettings(horizons=(1, 3), last=20, gains=(0.3,))
@@ -277,3 +280,68 @@ def test_a_series_in_another_unit_keeps_its_age_alone() -> None:
     mixture.clear(0)
     mixture.step(ONE, single(0.2))
     assert told[-1].ages[0] == 0
+
+
+def restrained(steps: bool, values: list[float]) -> Restraint:
+    restraint = Restraint(1, 1, steps)
+    for value in values:
+        restraint.watch(ONE, single(value), single(0.01))
+    return restraint
+
+
+def spoken(restraint: Restraint, now: float, wanted: float) -> float:
+    return float(restraint.point(ONE, single(now), single(0.01), single(wanted)[None])[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted", "said"),
+    [
+        ([0.2], 0.204, 0.2),  # readings do not resolve that
+        ([0.2], 0.21, 0.21),  # nothing is known of its steps yet
+        ([0.2, 0.6, 0.2, 0.2, 0.2], 0.45, 0.2),  # it stands still, and its steps are larger
+        ([0.2, 0.6, 0.2, 0.2, 0.2], 0.55, 0.55),
+        ([0.2, 0.6, 0.2, 0.2, 0.21], 0.45, 0.21),  # still: what readings do not resolve is no move
+        ([0.2, 0.6, 0.2, 0.2, 0.3], 0.45, 0.45),  # it moves
+    ],
+)
+def test_small_moves_are_none_while_a_series_stands_still(values: list[float], wanted: float, said: float) -> None:
+    for steps in (False, True):
+        assert spoken(restrained(steps, values), values[-1], wanted) == pytest.approx(said)
+
+
+def test_persistence_speaks_while_forecasts_are_over_their_budget() -> None:
+    restraint = restrained(False, [0.2])
+    for _ in range(20):
+        restraint.learn(ONE, 0, single(0.004), single(0.0))  # below the tolerance: decides nothing
+    assert spoken(restraint, 0.2, 0.9) == pytest.approx(0.9)
+    for _ in range(3):
+        restraint.learn(ONE, 0, single(0.3), single(0.1))
+    assert spoken(restraint, 0.2, 0.9) == pytest.approx(0.2)
+    for _ in range(3):
+        restraint.learn(ONE, 0, single(0.1), single(0.3))
+    assert spoken(restraint, 0.2, 0.9) == pytest.approx(0.9)
+
+
+def test_a_series_of_steps_has_no_budget() -> None:
+    restraint = restrained(True, [0.2])
+    for _ in range(30):
+        restraint.learn(ONE, 0, single(0.3), single(0.0))
+    assert spoken(restraint, 0.2, 0.9) == pytest.approx(0.9)
+
+
+def test_an_expert_that_never_lets_a_still_series_be_is_not_heard() -> None:
+    class Restless:
+        name, width = "restless", 1
+        expected = np.array([[0.1, 0.1], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]], dtype=np.float32)
+
+        def resize(self, rows: int) -> None: ...
+
+        def clear(self, row: int) -> None: ...
+
+        def step(self, moment: Moment) -> np.ndarray:
+            return np.repeat(moment.history[:, :1] + np.float32(0.05), 2, axis=1)[:, :, None]
+
+    mixture = SeriesMixture(replace(SMALL, steps=True), 1, (Restless(),))
+    said = [mixture.step(ONE, single(value)) for value in [0.2, 0.6, 0.2, 0.2, 0.2, 0.2]]
+    assert said[0] == pytest.approx(0.25)
+    assert said[-1] == pytest.approx(0.2)
