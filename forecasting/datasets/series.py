@@ -20,6 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 MIB = float(1 << 20)
 BURST_GAP_S = 0.05  # rows of one reading of all GPUs follow each other faster than this
+BRIDGED_S = 10.0  # a silence up to here is filled in; a longer one, or a clock that jumped, ends what belongs together
 POD_GAP_S = 180.0  # a pod silent for longer counts as a new series
 SMI_COLUMNS = ("timestamp", "power.draw", "utilization.gpu", "memory.used")
 POD_COLUMNS = ("container_ip", "timestamp_anon", "value")
@@ -78,7 +79,7 @@ def read_nvidia_smi(path: Path) -> list[DeviceSeries]:
     frame = frame.dropna().reset_index(drop=True)
     if frame.empty:
         raise ValueError(f"{path.name}: no row has a time and numbers for {', '.join(SMI_COLUMNS[1:])}")
-    burst = (frame["seconds"].diff().fillna(1.0) > BURST_GAP_S).cumsum()
+    burst = (frame["seconds"].diff().abs().fillna(1.0) > BURST_GAP_S).cumsum()
     frame["device"] = frame.groupby(burst).cumcount()
     size = frame.groupby(burst)["device"].transform("size")
     usual = int(frame.groupby(burst).size().mode().iloc[0])
@@ -91,14 +92,17 @@ def windows(series: DeviceSeries, window_s: float = 1.0) -> tuple[Floats, Floats
 
     Returns:
         Mean utilisation and largest memory in bytes per window, each of shape (windows,). Windows without a reading
-        are filled in linearly between their neighbours.
+        are filled in linearly between their neighbours; of a silence of more than ``BRIDGED_S`` one NaN remains.
     """
-    index = np.floor(series.seconds / window_s).astype(np.int64)
-    frame = pd.DataFrame({"util": series.util, "memory": series.memory_bytes}).groupby(index)
-    every = pd.RangeIndex(int(index[0]), int(index[-1]) + 1)
-    util = frame["util"].mean().reindex(every).interpolate()
-    memory = frame["memory"].max().reindex(every).interpolate()
-    return util.to_numpy(dtype=np.float64), memory.to_numpy(dtype=np.float64)
+    index, window = np.unique(np.floor(series.seconds / window_s).astype(np.int64), return_inverse=True)
+    missing = np.diff(index, prepend=index[0] - 1) - 1
+    broken = missing * window_s > BRIDGED_S
+    place = np.cumsum(np.where(broken, 2, missing + 1)) - 1
+    frame = pd.DataFrame({"util": series.util, "memory": series.memory_bytes}).groupby(place[window])
+    whole = pd.concat([frame["util"].mean(), frame["memory"].max()], axis=1).reindex(range(int(place[-1]) + 1))
+    filled = whole.interpolate().to_numpy(dtype=np.float64)
+    filled[place[broken] - 1] = np.nan
+    return filled[:, 0], filled[:, 1]
 
 
 def read_pod_metric(path: Path, scale: float = 1.0, shortest: int = 200) -> list[ValueSeries]:

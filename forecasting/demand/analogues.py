@@ -40,7 +40,7 @@ class Analogues:
         self._horizons, self._last, self._gains = horizons, last, gains
         self._lags = np.arange(1, last + 1)
         self._settled = last + 1.0 / min(gains)
-        self._ahead = np.repeat(np.array(horizons, dtype=np.intp)[None, :, None], len(gains), axis=0)
+        self._ahead = np.repeat(np.array(horizons, dtype=np.intp)[None], len(gains), axis=0)
         self._distances: Array = np.full((len(gains), rows, last), FAR, dtype=np.float32)
         self._chosen: Indexes = np.full((rows, len(gains), len(horizons), TAKE), last, dtype=np.intp)
         self._weights: Array = np.zeros((rows, len(gains), len(horizons), TAKE), dtype=np.float32)
@@ -85,13 +85,17 @@ class Analogues:
 
     def learn(self, rows: Rows, history: Array, counts: Indexes, numbers: Indexes) -> None:
         """Take in one tick without forecasting; arguments as of ``step``."""
-        gaps = np.abs(history[:, 1 : self._last + 1] - history[:, :1])
+        gaps = history[:, 1 : self._last + 1] - history[:, :1]
+        np.abs(gaps, out=gaps)
         young = np.flatnonzero(counts < self._settled)
         known = counts[young, None] - self._lags  # comparisons made before at each lag; a plain mean while they are few
         share = 1.0 / np.maximum(known + 1, 1).astype(np.float32)
+        nearer = np.empty_like(gaps)
         for k, gain in enumerate(self._gains):
             before = self._distances[k, numbers[young]]
-            self._distances[k, rows] += np.float32(gain) * (gaps - self._distances[k, rows])
+            np.subtract(gaps, self._distances[k, rows], out=nearer)
+            nearer *= np.float32(gain)
+            self._distances[k, rows] += nearer
             if len(young):
                 new = gaps[young]
                 after = np.where(known == 0, new, before + np.maximum(np.float32(gain), share) * (new - before))
@@ -125,16 +129,19 @@ class Analogues:
 
     def _predict(self, rows: Rows, outcomes: Array) -> Array:
         n = len(outcomes)
+        # One array per analogue: numpy is quick along a long last axis, and slow along a short one.
+        first = np.arange(0, n * outcomes.shape[1], outcomes.shape[1])[:, None, None]
         lags, weights = self._chosen[rows], self._weights[rows]
-        now = outcomes[:, 0][:, None, None]
-        places = lags - self._ahead
-        places += (np.arange(n) * outcomes.shape[1])[:, None, None, None]
-        after = outcomes.ravel().take(places)
-        total = weights.sum(axis=-1)
+        flat, from_now = outcomes.ravel(), first - self._ahead
+        after = [flat.take(lags[..., i] + from_now) for i in range(TAKE)]
+        heavy = [np.ascontiguousarray(weights[..., i]) for i in range(TAKE)]
+        total = heavy[0] + heavy[1] + heavy[2] + heavy[3]
         blind = total <= 0.0
-        mean = (after * weights).sum(axis=-1) / np.where(blind, 1.0, total)
-        both = np.stack([median_of_four(after, weights), mean], axis=-1)
-        both = np.where(blind[..., None], now[..., None], both)
+        both = np.empty((*total.shape, 2), dtype=np.float32)
+        mean = sum((value * weight for value, weight in zip(after, heavy, strict=True)), start=np.float32(0.0))
+        both[..., 1] = mean / np.where(blind, np.float32(1.0), total)
+        both[..., 0] = median_of_four(after, heavy)
+        both[blind] = outcomes[:, :1][np.nonzero(blind)[0]]
         return np.ascontiguousarray(both.transpose(0, 2, 1, 3)).reshape(n, len(self._horizons), self.width)
 
 

@@ -50,8 +50,8 @@ class Restraint:
         """Take in the absolute errors (n,) of what had been said for now, and of persistence."""
         if not self._budgeted:
             return
-        for i, error in enumerate((ours, persistence, np.float32(1.0))):
-            self._errors[i, rows, horizon] = np.float32(MEMORY) * self._errors[i, rows, horizon] + error
+        for i, errors in enumerate((ours, persistence, np.ones_like(ours))):
+            self._errors[i, rows, horizon] = np.float32(MEMORY) * self._errors[i, rows, horizon] + errors
 
     def watch(self, rows: Rows, now: Array, resolution: Array) -> None:
         """Take in present values and what the readings resolve, both (n,) in units of the series."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -28,6 +29,8 @@ _FIELDS = attrgetter(
     "memory_peak_bytes",
     "step_rate",
 )
+_COLUMNS = 8
+_KEY = attrgetter("job_id", "gpu_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +73,17 @@ class Streams:
         """Yield the usable windows, in order, in rounds in which every stream comes at most once."""
         if not signatures:
             return
-        table = np.array([_FIELDS(signature) for signature in signatures], dtype=np.float64)
+        # Of thousands of windows every Python call for each would cost more than all that is learnt from them.
+        every = chain.from_iterable(map(_FIELDS, signatures))
+        table = np.fromiter(every, dtype=np.float64, count=_COLUMNS * len(signatures)).reshape(-1, _COLUMNS)
         usable, columns = _usable(table)
         kept = np.flatnonzero(usable)
-        slots = np.array([self._slot(signatures[i]) for i in kept.tolist()], dtype=np.intp)
+        measured = signatures if len(kept) == len(signatures) else [signatures[i] for i in kept.tolist()]
+        found = map(self._slots.get, map(_KEY, measured))
+        slots = np.array(
+            [self._begin(each) if slot is None else slot for each, slot in zip(measured, found, strict=True)],
+            dtype=np.intp,
+        )
         while len(kept):
             distinct, first = np.unique(slots, return_index=True)
             yield from self._round(distinct, columns[:, kept[first]])
@@ -99,8 +109,9 @@ class Streams:
             self._free.append(slot)
         return slots
 
-    def _slot(self, signature: Signature) -> int:
-        key = (signature.job_id, signature.gpu_id)
+    def _begin(self, signature: Signature) -> int:
+        """Return the number of a stream, a new one unless it was begun by an earlier window of the same batch."""
+        key = _KEY(signature)
         slot = self._slots.get(key)
         if slot is None:
             if not self._free:

@@ -39,7 +39,7 @@ def test_medians_are_the_smallest_values_with_half_the_weight_below(values: np.n
         min(v for v in row if sum(w for u, w in zip(row, own, strict=True) if u <= v) >= sum(own) / 2)
         for row, own in zip(values.tolist(), heavy.tolist(), strict=True)
     ]
-    assert median_of_four(values, heavy).tolist() == wanted
+    assert median_of_four([*values.T], [*heavy.T]).tolist() == wanted
     assert weighted_median(values, heavy).tolist() == wanted
 
 

@@ -56,6 +56,23 @@ def test_windows_are_means_and_largest_values_and_gaps_are_bridged(tmp_path: Pat
     assert memory == pytest.approx(100 * 2.0**20)
 
 
+@pytest.mark.parametrize("jump", ["2025/07/27 01:", "2080/07/27 00:", "1970/07/27 00:"])
+def test_nothing_is_made_up_while_a_clock_jumps(tmp_path: Path, jump: str) -> None:
+    rows = [*two_gpus(40)[:40], *(row.replace("2025/07/27 00:", jump) for row in two_gpus(40)[40:])]
+    first, _ = read_nvidia_smi(recording(tmp_path / "jump.csv.gz", rows))
+    util, memory = windows(first)
+    wanted = [0.045, 0.145, np.nan, 0.245, 0.345]
+    assert util == pytest.approx(wanted if jump > "2025" else wanted[3:] + wanted[2:3] + wanted[:2], nan_ok=True)
+    assert np.isnan(memory).tolist() == np.isnan(util).tolist()
+
+
+def test_rows_out_of_order_are_put_in_order(tmp_path: Path) -> None:
+    rows = [row for pair in range(24, -1, -1) for row in two_gpus(25)[2 * pair : 2 * pair + 2]]
+    first, second = read_nvidia_smi(recording(tmp_path / "backwards.csv.gz", rows))
+    assert first.util == pytest.approx(np.arange(25) / 100)
+    assert second.util == pytest.approx((10 + np.arange(25)) / 100)
+
+
 @pytest.mark.parametrize(
     ("head", "rows", "message"),
     [
