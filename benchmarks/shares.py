@@ -86,7 +86,7 @@ class Bench:
         """Launch a command with the whole device and more environment variables; returns its job directory."""
         self._started += 1
         self._revision = 0
-        self._renew()
+        self.renew()
         return self._launcher.launch(
             job_id="bench",
             epoch=self._started,
@@ -102,7 +102,7 @@ class Bench:
     def resize(self, compute: float) -> None:
         """Give the running job another share."""
         self._revision += 1
-        self._renew()
+        self.renew()
         self._launcher.resize("bench", self._started, self._revision, [self._share(compute)])
 
     def finish(self) -> str:
@@ -130,8 +130,8 @@ class Bench:
             time.sleep(0.1)
         raise RuntimeError(f"no optimizer step within {START_TIMEOUT_S:g} s")
 
-    def _renew(self) -> None:
-        """Should this benchmark be killed, its job ends by itself."""
+    def renew(self) -> None:
+        """Let the job go on: should this benchmark be killed, it ends by itself."""
         self._launcher.renew(time.monotonic() + 2 * START_TIMEOUT_S)
 
     def _share(self, compute: float) -> Share:

@@ -241,6 +241,8 @@ class SeriesMixture:
         point = self._restraint.point(where, truth, resolution, wanted)
         states = self._calibration.states(truth, self._hedge.spread(where, predictions, point))
         around = np.clip(self._calibration.quantiles(rows, states, point), 0.0, self.settings.most)
+        if self.settings.steps:  # what is held may stay, however surely an expert foresees that it goes
+            np.maximum(around[:, :, 1:], truth[:, None, None], out=around[:, :, 1:])
         for j, ahead in enumerate(self.settings.horizons):
             said = self._said[j]
             slots = counts % ahead

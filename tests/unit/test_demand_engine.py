@@ -345,3 +345,12 @@ def test_an_expert_that_never_lets_a_still_series_be_is_not_heard() -> None:
     said = [mixture.step(ONE, single(value)) for value in [0.2, 0.6, 0.2, 0.2, 0.2, 0.2]]
     assert said[0] == pytest.approx(0.25)
     assert said[-1] == pytest.approx(0.2)
+
+
+def test_upper_quantiles_of_steps_never_fall_below_what_is_held() -> None:
+    mixture = SeriesMixture(replace(SMALL, steps=True), 1)
+    for tick in range(80):
+        held = single(0.8 if tick % 8 < 4 else 0.2)
+        mixture.step(ONE, held)
+        assert (mixture.quantiles(ONE)[0, :, 2:] >= held).all()
+    assert mixture.step(ONE, single(0.8))[0, 0] <= 0.8
