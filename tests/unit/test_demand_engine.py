@@ -349,8 +349,8 @@ def test_an_expert_that_never_lets_a_still_series_be_is_not_heard() -> None:
 
 def test_upper_quantiles_of_steps_never_fall_below_what_is_held() -> None:
     mixture = SeriesMixture(replace(SMALL, steps=True), 1)
-    for tick in range(80):
+    for tick in range(124):
         held = single(0.8 if tick % 8 < 4 else 0.2)
-        mixture.step(ONE, held)
+        said = mixture.step(ONE, held)
         assert (mixture.quantiles(ONE)[0, :, 2:] >= held).all()
-    assert mixture.step(ONE, single(0.8))[0, 0] <= 0.8
+    assert said[0, 0] == pytest.approx(0.2, abs=0.1)  # the last of the four high ones: it will fall
