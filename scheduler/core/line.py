@@ -142,8 +142,8 @@ class Line:
         self._ids: list[str] = []
         self._names: dict[str, int] = {}
         self._screen = Columns(
-            fixed=int, peak=int, padded=int, compute=float, alone=bool, gpus=int, settled=bool, limited=bool,
-            never=bool, over_quota=bool,
+            fixed=int, peak=int, padded=int, compute=float, alone=bool, gpus=int, one_host=bool, settled=bool,
+            limited=bool, never=bool, over_quota=bool,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -223,7 +223,13 @@ class Line:
             self.asks[number] = ask
             asked = key[1]
             self._screen.fill(
-                number, settled=False, limited=ask.limited, never=False, over_quota=False, gpus=asked.gpus
+                number,
+                settled=False,
+                limited=ask.limited,
+                never=False,
+                over_quota=False,
+                gpus=asked.gpus,
+                one_host=ask.one_host,
             )
             self._of_program.setdefault(key[0], {})[number] = ask
         ask.jobs[job_id] = None
@@ -364,23 +370,54 @@ class Line:
         """Return the GPUs each of the jobs asks for."""
         return ask.key[1].gpus
 
-    def screen(self, fleet: Fleet, places: Integers, settings: PlacementSettings) -> Flags:
+    def screen(
+        self, fleet: Fleet, places: Integers, settings: PlacementSettings, numbers: Integers | None = None
+    ) -> Flags:
         """Return which asks everything but the interference lets onto these GPUs, shape (asks, places).
 
         It repeats ``Examination``'s own questions for all asks at once; jobs kept apart from others count as let in.
+
+        Args:
+            fleet: All GPUs.
+            places: Positions of those asked about.
+            settings: How jobs are packed.
+            numbers: The only asks to look at; None = all.
         """
-        columns = self._screen
-        fixed, peak = columns.integers("fixed")[:, None], columns.integers("peak")[:, None]
+        columns, which = self._screen, slice(None) if numbers is None else numbers
+        fixed, peak = columns.integers("fixed")[which, None], columns.integers("peak")[which, None]
         capacity = fleet.capacity[places]
-        guessed = np.where(peak > capacity, peak, np.minimum(columns.integers("padded")[:, None], capacity))
+        guessed = np.where(peak > capacity, peak, np.minimum(columns.integers("padded")[which, None], capacity))
         needs = np.where(fixed >= 0, fixed, guessed)
         crowd = fleet.crowd[places]
         joins = (crowd < settings.max_jobs_per_gpu) & (fleet.observed_s[places] >= settings.profile_s)
-        shares = joins & ~columns.flags("alone")[:, None]
-        shares &= columns.floats("compute")[:, None] <= fleet.reservable[places] + TOLERANCE
+        shares = joins & ~columns.flags("alone")[which, None]
+        shares &= columns.floats("compute")[which, None] <= fleet.reservable[places] + TOLERANCE
         fits: Flags = (needs <= fleet.free[places]) & (shares | (crowd == 0))
         fits &= fleet.schedulable[places] & ~fleet.exclusive[places]
         return fits
+
+    def screen_gangs(self, lets_in: Flags, fleet: Fleet, places: Integers, settings: PlacementSettings) -> None:
+        """Take out of what ``screen`` returned the jobs of several GPUs that do not find enough of them together.
+
+        Args:
+            lets_in: Changed in place, shape (asks, places).
+            fleet: All GPUs.
+            places: Positions of the GPUs it is about.
+            settings: How jobs are packed.
+        """
+        gpus, on_one = self._screen.integers("gpus"), self._screen.flags("one_host")
+        gangs = (gpus > 1) & lets_in.any(axis=1)
+        spread, together = np.flatnonzero(gangs & ~on_one), np.flatnonzero(gangs & on_one)
+        if len(spread):
+            fits = self.screen(fleet, fleet.everywhere, settings, spread)
+            lets_in[spread[fits.sum(axis=1) < gpus[spread]]] = False
+        if len(together):
+            near = fleet.on_hosts(fleet.host[places])
+            fits = self.screen(fleet, near, settings, together)
+            hosts, host_of = np.unique(fleet.host[near], return_inverse=True)
+            counts = fits.astype(np.int64) @ (host_of[:, None] == np.arange(len(hosts)))  # by ask and host
+            enough = counts >= gpus[together, None]
+            lets_in[together] &= enough[:, np.searchsorted(hosts, fleet.host[places])]
 
     # -- who comes first --------------------------------------------------------------------------------------------
 

@@ -74,6 +74,8 @@ class _Walk:
             line.describe(ask, state.request_of(job), self._proposal.packing.memory_margin)
         self._news = np.array(sorted(map(fleet.position, state.floor.changed)), dtype=np.int64)
         self._lets_in = self._screen(self._news)
+        if isinstance(self._proposal.policy, Cotenant) and len(self._news):
+            line.screen_gangs(self._lets_in, fleet, self._news, self._proposal.packing)
         self._all_anew = len(fleet) <= FEW_GPUS and len(self._news) > 0
         self._open = ~line.settled | line.limited | self._lets_in.any(axis=1)  # asks that may find a place
         self._open |= self._all_anew
