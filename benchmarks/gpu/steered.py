@@ -15,7 +15,8 @@ from cotenant.scheduler.core.events import MoveRequested
 from cotenant.scheduler.core.model import JobState
 
 GROWN = {"alone": 0.4, "beside a neighbour": 0.7}  # of the GPU's memory: a quarter is its share, half its neighbour's
-PHASES, PHASE_S, DRY_PHASE_S = 12, 6.0, 1.5
+PHASES, PHASE_S = 12, 6.0
+DRY_PHASES, DRY_PHASE_S = 3, 1.2
 
 
 def rescued(bench: Bench) -> list[Row]:
@@ -101,7 +102,7 @@ def _by_driver(shell: Shell, gpu_ids: list[str]) -> list[Row]:
 
 def followed_demand(bench: Bench) -> list[Row]:
     """How soon shares follow demand, without the ways between actors that a cluster has."""
-    phase_s, phases = (PHASE_S, PHASES) if bench.dry is None else (DRY_PHASE_S, 4)
+    phase_s, phases = (PHASE_S, PHASES) if bench.dry is None else (DRY_PHASE_S, DRY_PHASES)
     out = bench.folder / "phases.json"
     with bench.shell() as shell:
         hints = {"gpu_memory": bench.gpu.memory_bytes // 4, "compute": 0.05, "max_slowdown": 20}
@@ -121,8 +122,8 @@ def followed_demand(bench: Bench) -> list[Row]:
     for busy, case in ((True, "demand rises"), (False, "demand falls")):
         for metric, found in followed(told, changes, busy=busy)._asdict().items():
             known = sorted(seconds for seconds in found if seconds is not None)
-            label = f"{case}, n={len(known)}, never: {len(found) - len(known)}"
+            rows.append(Row(case, "cotenant", f"{metric} change, times of {len(found)}", float(len(known)), "1"))
             for quantile, name in ((0.5, "p50"), (0.99, "p99")) if known else ():
                 value = known[min(len(known) - 1, int(quantile * len(known)))]
-                rows.append(Row(label, "cotenant", f"{metric} change, {name}", value, "s"))
+                rows.append(Row(case, "cotenant", f"{metric} change, {name}", value, "s"))
     return rows
