@@ -79,7 +79,7 @@ class Fold:
         table, test = case.ours, self.test
         jobs = blanked(table, lacking, self.out) if lacking else table.jobs
         found = self.model.predict(jobs, table.focal[test], table.other[test])
-        held.add(test, found.mid, self.out[table.focal[test]], found.low)
+        held.add(test, found.mid, self.out[table.focal[test]], (found.low, found.high))
         held.add_interval(self.name, found.low, case.truth[test], found.high)
 
 
@@ -131,7 +131,7 @@ def _one_by_one(ours: Ours, case: Case, fold: Fold) -> None:
         if not len(rows):
             continue
         found = predict(rows, rows)
-        ours.job.add(origin[rows], found.mid, focal[rows] == held, found.low)
+        ours.job.add(origin[rows], found.mid, focal[rows] == held, (found.low, found.high))
         ours.job.add_interval(str(held), found.low, found.truth, found.high)
         for seed in SEEDS:
             rows = unseen(seed, held, focal, other, len(table.jobs))

@@ -77,9 +77,10 @@ def scores(case: Case, label: str, method: str, every: list[Folds], goals: dict[
         lost = regret(case, held.mean) if seen.all() and method != "constant" else None
         if lost is not None:
             found["best partner: regret in min(n)"] = lost
-        careful = None if held.cautious is None else regret(case, held.cautious)
-        if careful is not None and seen.all():
-            found["best partner, chosen halfway to the low end: regret in min(n)"] = careful
+        for how, values in (("halfway to the low end", held.cautious), ("by the expected n", held.expected)):
+            lost = regret(case, values) if values is not None and seen.all() else None
+            if lost is not None:
+                found[f"best partner, chosen {how}: regret in min(n)"] = lost
         for name, value in found.items():
             values.setdefault(name, []).append(value)
     return [

@@ -60,6 +60,7 @@ class Folds:
     rows: int
     total: Floats = field(init=False)
     lows: Floats | None = None
+    highs: Floats | None = None
     count: Floats = field(init=False)
     focal_fold: Floats = field(init=False)
     inside: dict[str, list[Floats]] = field(default_factory=dict)
@@ -69,13 +70,21 @@ class Folds:
         self.total, self.count = np.zeros(self.rows), np.zeros(self.rows)
         self.focal_fold = np.full(self.rows, np.nan)
 
-    def add(self, rows: Ints, mids: Floats, is_focal: NDArray[np.bool_], lows: Floats | None = None) -> None:
-        """Take in one fold: its rows, their predictions (low ends too, where there are any), and which of them have the
-        held-out group as focal job.
+    def add(
+        self,
+        rows: Ints,
+        mids: Floats,
+        is_focal: NDArray[np.bool_],
+        ends: tuple[Floats, Floats] | None = None,
+    ) -> None:
+        """Take in one fold: its rows, their predictions, which of them have the held-out group as focal job, and low
+        and high ends where there are any.
         """
-        if lows is not None:
-            self.lows = np.zeros(self.rows) if self.lows is None else self.lows
-            self.lows[rows] += lows
+        if ends is not None:
+            if self.lows is None or self.highs is None:
+                self.lows, self.highs = np.zeros(self.rows), np.zeros(self.rows)
+            self.lows[rows] += ends[0]
+            self.highs[rows] += ends[1]
         self.total[rows] += mids
         self.count[rows] += 1
         self.focal_fold[rows[is_focal]] = mids[is_focal]
@@ -94,6 +103,17 @@ class Folds:
     def cautious(self) -> Floats | None:
         """Per row halfway between prediction and low end; None where there are no intervals."""
         return None if self.lows is None else (self.mean + self.lows / np.maximum(self.count, 1.0)) / 2.0
+
+    @property
+    def expected(self) -> Floats | None:
+        """Per row the mean of what may be, not the middle; None where there are no intervals.
+
+        From the 10 %, 50 % and 90 % quantiles by Swanson's rule, .3, .4 and .3. A throughput cannot exceed 1, so an
+        uncertain one near 1 has less to win than to lose.
+        """
+        if self.lows is None or self.highs is None:
+            return None
+        return 0.4 * self.mean + 0.3 * (self.lows + self.highs) / np.maximum(self.count, 1.0)
 
 
 def folds(table: PairTable, groups: Ints) -> Iterator[tuple[int, Ints, Ints]]:

@@ -22,7 +22,7 @@ from cotenant.forecasting.interference.physics import PARAMS, Physics
 from cotenant.forecasting.interference.table import Floats, Ints, Jobs, PairTable
 
 FORMAT = "cotenant-interference"
-VERSION = 1
+VERSION = 2  # the kernel is part of what a file means: 2 has the contest of jobs, and features one by one
 
 
 def save_models(path: Path, bundle: InterferenceModels) -> None:

@@ -19,7 +19,6 @@ from cotenant.forecasting.interference.intervals import (
 )
 from cotenant.forecasting.interference.kernel import (
     FAMILY,
-    FAR,
     JOB,
     MIXES,
     NEAR,
@@ -29,6 +28,7 @@ from cotenant.forecasting.interference.kernel import (
     Weights,
     by_neighbour,
     closeness,
+    coupling,
     covariance,
 )
 from cotenant.forecasting.interference.physics import Physics
@@ -261,12 +261,21 @@ class PairModel:
             points,
             recorded >= 0,
             jobs.features,
-            {side: sums @ self._spread for side, sums in by_neighbour(self.weights, alike).items()},
+            self._drive(alike),
             alike,
-            _close(on_record, self._known.features, len(self.table.names), self.scales),
-            _close(scaled.features[:, others], self._known.features[:, others], len(self.table.names), self.scales),
+            closeness(on_record, self._known.features, len(self.table.names), self.scales),
+            closeness(scaled.features[:, others], self._known.features[:, others], len(self.table.names), self.scales),
             lookup.grid,
         )
+
+    def _drive(self, alike: Mapping[str, Floats]) -> dict[str, Floats]:
+        """Per resemblance of the neighbours what it weighs beside each of these focal jobs: (jobs, known)."""
+        drive = {side: sums @ self._spread for side, sums in by_neighbour(self.weights, alike).items()}
+        as_focal, as_other = self._spread.sum(axis=1), self._spread.sum(axis=0)
+        for side, weight in coupling(self.weights).items():
+            drive[ONE] += weight * alike[side] * as_other
+            drive[side] += weight * as_focal
+        return drive
 
     def _ends(self, jobs: Jobs, guessed: Floats, focal: Ints, other: Ints, mid: Floats) -> tuple[Floats, Floats]:
         """Low and high ends: between those for new jobs and those for known ones, by how many pairs are known."""
@@ -344,7 +353,7 @@ class _Lookup:
             ONE: np.ones((len(jobs), count)),
             JOB: same_job,
             FAMILY: family,
-            **_close(jobs.features, self.known.features, jobs.features.shape[1], self.scales),
+            **closeness(jobs.features, self.known.features, jobs.features.shape[1], self.scales),
         }
 
 
@@ -366,14 +375,8 @@ def _lookup(table: PairTable, known: Jobs, scaling: Scaling, scales: Scales) -> 
         {name: np.array([name == each for each in known.families], dtype=np.float64) for name in names},
         partners,
         {name: families.count(name) for name in names},
-        _close(demands, known.features[:, columns], len(table.names), scales),
+        closeness(demands, known.features[:, columns], len(table.names), scales),
     )
-
-
-def _close(left: Floats, right: Floats, features: int, scales: Scales) -> dict[str, Floats]:
-    """Closeness at both length scales over some of the ``features``: those of several parts multiply to the whole's."""
-    squared = np.sum((left[:, None, :] - right[None, :, :]) ** 2, axis=-1)
-    return {side: closeness(squared, scale, features) for side, scale in ((NEAR, scales.near), (FAR, scales.far))}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -409,9 +412,12 @@ class _Surface:
             neighbour += np.einsum("rj,rj->r", self.drive[side][focal], self.alike[side][other])
         similar = np.zeros((len(focal), self.points.shape[1]))
         for side, grid in self.grid.items():
-            force = self.drive[side][focal]
+            force, rest = self.drive[side][focal], self.rest[side][other]
             similar[:, 0] += np.einsum("rj,rj->r", force, self.exact[side][other])
-            similar[:, 1:] += (force * self.rest[side][other]) @ grid.T
+            if side == NEAR:
+                similar[:, 1:] += (force * rest) @ grid.T
+            else:
+                similar[:, 1:] += np.einsum("rj,rj->r", force, rest)[:, None] + force @ grid.T
         return self.drive[ONE][focal].sum(axis=1), neighbour, similar
 
     def mid(self, throughput: Floats, other: Ints) -> Floats:

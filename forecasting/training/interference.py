@@ -44,8 +44,8 @@ class InterferenceOptions:
     """What is chosen before a fit, not by it. The defaults were chosen on published pairs (``docs/interference.md``).
 
     Attributes:
-        near: Shorter length scale of the kernel, in standard deviations of a feature times √features.
-        far: Longer length scale.
+        near: Length scale over all features at once, in standard deviations of a feature times √features.
+        far: Length scale over one feature after the other, in standard deviations.
         noise: Of one measurement, as a share of the variance of the residual.
         tails: Degrees of freedom of the noise: the fewer, the less a measurement far off counts.
         prior_pull: Of the shares model's parameters towards their start, in residuals per e-fold.
@@ -145,9 +145,18 @@ def _complete(table: PairTable) -> tuple[PairTable, Scaling]:
         elif name in DEMANDS:
             guess[:, column] = np.clip(guess[:, column], 0.0, 1.0)
     full = np.where(np.isnan(all_values), guess, all_values)
-    spread = full[measured].std(axis=0)
+    spread = full[measured].std(axis=0) * _widened(len(np.unique(table.families()[measured])))
     scaling = Scaling(full[measured].mean(axis=0), np.where(spread > 1e-9, spread, 1.0), intercept, slope)
     return replace(table, jobs=Jobs(table.jobs.ids, table.jobs.families, full)), scaling
+
+
+def _widened(families: int) -> float:
+    """How much farther than the measured ones a further family lies from their mean, in their standard deviations.
+
+    Of k values the unbiased variance is k / (k − 1) of the plain one, and a further value is 1 + 1/k of that from their
+    mean, in the mean.
+    """
+    return math.sqrt((families + 1) / (families - 1)) if families > 1 else 1.0
 
 
 def _drafts(table: PairTable, scaling: Scaling, mode: str | None, options: InterferenceOptions) -> Iterator[PairModel]:

@@ -61,7 +61,7 @@ class TestModelFiles:
         [
             (lambda text: text[: len(text) // 2], "cannot be read as a model file"),
             (lambda text: "[]", "not a model file of this kind"),
-            (lambda text: text.replace('"version": 1', '"version": 0', 1), "version 0 is not accepted"),
+            (lambda text: text.replace('"version": 2', '"version": 0', 1), "version 0 is not accepted"),
             (lambda text: text.replace('"features_version": 1', '"features_version": 0'), "features_version 0 is not"),
             (lambda text: text.replace('"unit": 0.', '"unit": 1.', 1), "damaged: the checksum"),
         ],
