@@ -77,8 +77,8 @@ def scores(case: Case, label: str, method: str, every: list[Folds], goals: dict[
         lost = regret(case, held.mean) if seen.all() and method != "constant" else None
         if lost is not None:
             found["best partner: regret in min(n)"] = lost
-        for how, values in (("halfway to the low end", held.cautious), ("by the expected n", held.expected)):
-            lost = regret(case, values) if values is not None and seen.all() else None
+        for how, shown in (("halfway to the low end", held.cautious), ("by the expected n", held.expected)):
+            lost = regret(case, shown) if shown is not None and seen.all() else None
             if lost is not None:
                 found[f"best partner, chosen {how}: regret in min(n)"] = lost
         for name, value in found.items():

@@ -3,10 +3,14 @@
 The newest fifth of the groups (jobs, or programs) is held out; of fewer than five groups each in turn. The candidate is
 trained without them, the active interference model is freed of them by the block inverse, and both are told what else
 the cluster has measured, as they would be when serving. A candidate that is not worse is trained again on everything.
+
+Of pairs, being worse must exceed the noise of the comparison, a standard error (after Diebold and Mariano 1995): where
+the models are as good as each other chance alone would turn away every second candidate, and a candidate knows more.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -21,14 +25,16 @@ from cotenant.forecasting.interference.bundle import InterferenceModels
 from cotenant.forecasting.interference.evidence import EvidenceBook
 from cotenant.forecasting.interference.model import PairModel
 from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.interference.rule import UtilisationRule
+from cotenant.forecasting.interference.table import Floats
 from cotenant.forecasting.training.demand_artefact import DemandArtefact
 from cotenant.forecasting.training.demand_artefact import Kind as ExpertKind
 from cotenant.forecasting.training.demand_fit import Examples, TrainingOptions, fit_demand
 from cotenant.forecasting.training.objectives import (
     MAE,
     RELATIVE,
-    RULE,
     UNTRAINED,
+    answers_to,
     group_names,
     judge_pairs,
     scored_pairs,
@@ -51,6 +57,7 @@ NEWEST = 5  # one of so many groups is held out
 LEAST_GROUPS = 3  # of this cluster's, before a candidate can be judged at all
 MOST_TICKS = 60_000  # of the newest windows of a quantity; more cost hours and change little
 SAME = 1e-6  # errors that differ by less do not differ
+SURE = 1.0  # standard errors by which a candidate for pairs has to be worse
 OWN_DATA = "this cluster's own measurements"
 
 
@@ -126,43 +133,83 @@ def compare_interference(
         return Comparison(f"nothing was measured since {active.card.version}", {}, {}, None)
     new = {each.key for each in mine}
     every = [*([each for each in _known_pairs(active.models) if each.key not in new] if active else []), *mine]
-    ours: list[FoldScore] = []
-    theirs: list[FoldScore] = []
-    for held in newest_groups(order):
-        names = {name: name for name in group_names(every, "job")}
-        outside, _ = without_group(every, names, held)
-        evidence, inside = without_group(mine, names, held)
-        pairs, title = scored_pairs(inside), ", ".join(sorted(held))
-        if not pairs:
-            continue
-        try:
-            candidate = recipe(mode)(outside)
-        except ValueError as error:
-            raise TooLittle(f"without {title}: {error}") from error
-        ours.append(judge_pairs(title, pairs, candidate, outside, evidence))
-        theirs.append(
-            ours[-1] if active is None else judge_pairs(title, pairs, _freed(active.models, held), outside, evidence)
-        )
-    if not ours:
+    every_round = (_round(held, mine, every, active, mode) for held in newest_groups(order))
+    rounds = [each for each in every_round if each is not None]
+    if not rounds:
         raise TooLittle("no pair of the newest jobs can be scored; needed are jobs measured beside others")
-    whole, before = combined(ours), combined(theirs)
-    candidate_error = whole.metrics[MAE]
-    active_error = before.baselines[RULE] if active is None else before.metrics[MAE]
-    found = {MAE: candidate_error}, {MAE: active_error}
+    scored = [pair for each in rounds for pair in each.pairs]
+    ours, theirs = (np.concatenate([getattr(each, name) for each in rounds]) for name in ("ours", "theirs"))
+    found = {MAE: float(np.mean(ours))}, {MAE: float(np.mean(theirs))}
     title = "the utilisation rule" if active is None else active.card.version
-    if not candidate_error <= active_error + SAME:
+    if surely_worse(ours - theirs, scored):
         return Comparison(f"worse than {title} on the newest jobs", *found, None)
     inherited = [] if active is None else [each for each in active.card.data if each.source != OWN_DATA]
     trained = interference_trained(
         recipe(mode)(every),
         [*inherited, own],
         origin,
-        folds=ours,
-        protocol=f"{whole.rows} ordered pairs measured on this cluster, each predicted without its newest job; errors "
+        folds=[each.score for each in rounds],
+        protocol=f"{len(scored)} ordered pairs measured on this cluster, each predicted without its newest job; errors "
         "of the normalised throughput",
         options={"mode": mode, "held_out": "newest jobs"},
     )
     return Comparison(f"not worse than {title} on the newest jobs", *found, trained)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Round:
+    """What a candidate and what is active make of the same pairs, which neither has seen.
+
+    Attributes:
+        pairs: The ordered pairs.
+        score: The candidate's.
+        ours: The candidate's absolute errors, shape (pairs,).
+        theirs: Those of what is active.
+    """
+
+    pairs: Sequence[Observation]
+    score: FoldScore
+    ours: Floats
+    theirs: Floats
+
+
+def _round(
+    held: set[str], mine: Sequence[Observation], every: Sequence[Observation], active: ActivePairs | None, mode: Mode
+) -> _Round | None:
+    """Hold some jobs out; None where none of their pairs can be scored."""
+    names = {name: name for name in group_names(every, "job")}
+    outside, _ = without_group(every, names, held)
+    evidence, inside = without_group(mine, names, held)
+    pairs, title = scored_pairs(inside), ", ".join(sorted(held))
+    if not pairs:
+        return None
+    try:
+        candidate = recipe(mode)(outside)
+    except ValueError as error:
+        raise TooLittle(f"without {title}: {error}") from error
+    serving = UtilisationRule() if active is None else _freed(active.models, held).predictor(evidence)
+    answers = answers_to(pairs, candidate.predictor(evidence))
+    score = judge_pairs(title, pairs, answers, outside)
+    return _Round(pairs, score, answers.errors, answers_to(pairs, serving).errors)
+
+
+def surely_worse(excess: Floats, pairs: Sequence[Observation]) -> bool:
+    """Whether errors exceed others by more than a standard error, in the mean.
+
+    Jobs that ran together gave both ordered pairs, so what is drawn is pairs of jobs, not rows: the error is that of a
+    ratio of sums over clusters. A single pair of jobs tells nothing of the noise, which then counts as none.
+
+    Args:
+        excess: By how much, shape (rows,).
+        pairs: The ordered pair of every row.
+    """
+    jobs = [[each.gpu_type, *sorted((each.focal.fingerprint, each.others[0].fingerprint))] for each in pairs]
+    _, cluster = np.unique(jobs, axis=0, return_inverse=True)
+    mean = float(np.mean(excess))
+    sums = np.bincount(cluster.ravel(), excess - mean)
+    count = len(sums)
+    error = math.sqrt(count / (count - 1) * float(sums @ sums)) / len(excess) if count > 1 else 0.0
+    return not mean <= SURE * error + SAME
 
 
 def _known_pairs(models: InterferenceModels) -> list[Observation]:
@@ -303,4 +350,5 @@ __all__ = [
     "compare_demand",
     "compare_interference",
     "newest_groups",
+    "surely_worse",
 ]

@@ -10,14 +10,21 @@ from cotenant.forecasting.interference.bundle import InterferenceModels
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.training.demand_artefact import DemandArtefact, Kind
 from cotenant.forecasting.training.demand_fit import Examples
-from cotenant.forecasting.training.objectives import CONSTANT, EWMA, DemandHoldOut, judge_pairs, scored_pairs
+from cotenant.forecasting.training.objectives import (
+    CONSTANT,
+    EWMA,
+    DemandHoldOut,
+    answers_to,
+    judge_pairs,
+    scored_pairs,
+)
 from cotenant.forecasting.training.scores import FoldScore
 
 
 def frozen_interference(version: str, models: InterferenceModels, observations: Sequence[Observation]) -> FoldScore:
     """Score models on all measured pairs; there is no constant baseline, which would have to be learnt from them."""
     pairs = scored_pairs([each for each in observations if each.key is not None])
-    score = judge_pairs(f"version {version}, as it is", pairs, models, ())
+    score = judge_pairs(f"version {version}, as it is", pairs, answers_to(pairs, models.predictor()), ())
     baselines = {name: value for name, value in score.baselines.items() if name != CONSTANT}
     return FoldScore(score.group, score.rows, score.metrics, baselines)
 

@@ -22,7 +22,7 @@ from cotenant.forecasting.training.demand_artefact import DemandArtefact, Kind
 from cotenant.forecasting.training.demand_fit import WARM_UP, Examples, collect, unbroken
 from cotenant.forecasting.training.demand_replay import Floats, Replayed, ewma, memory_units, replay
 from cotenant.forecasting.training.scores import RMSE, FoldScore
-from cotenant.forecasting.types import DemandProfile
+from cotenant.forecasting.types import DemandProfile, InterferencePredictor, predict_sets
 
 Groups = Literal["family", "job"]
 FitPairs = Callable[[Sequence[Observation]], InterferenceModels]
@@ -71,7 +71,7 @@ def interference_folds(
             models = fit(outside)
         except ValueError as error:
             raise ValueError(f"without {groups} {held!r}: {error}") from error
-        yield judge_pairs(held, pairs, models, outside)
+        yield judge_pairs(held, pairs, answers_to(pairs, models.predictor()), outside)
 
 
 def group_names(observations: Sequence[Observation], groups: Groups) -> dict[str, str]:
@@ -111,46 +111,55 @@ def scored_pairs(observations: Sequence[Observation]) -> list[Observation]:
     ]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PairAnswers:
+    """What was predicted for a list of measured pairs, and what was measured; all of shape (pairs,)."""
+
+    low: Floats
+    mid: Floats
+    high: Floats
+    truth: Floats
+
+    @property
+    def errors(self) -> Floats:
+        """How far off every prediction is."""
+        return np.abs(self.truth - self.mid)
+
+
+def answers_to(pairs: Sequence[Observation], predictor: InterferencePredictor) -> PairAnswers:
+    """Predict every measured pair."""
+    said = predict_sets(predictor, [(each.gpu_type, (each.focal, each.others[0])) for each in pairs])
+    low, mid, high = (np.array([getattr(answer, name) for answer, _ in said]) for name in ("low", "mid", "high"))
+    truth = np.array([min(1.0, each.throughput) for each in pairs])
+    return PairAnswers(low, mid, high, truth)
+
+
 def judge_pairs(
-    group: str,
-    pairs: Sequence[Observation],
-    models: InterferenceModels,
-    trained_on: Sequence[Observation],
-    evidence: Sequence[Observation] = (),
+    group: str, pairs: Sequence[Observation], answers: PairAnswers, trained_on: Sequence[Observation]
 ) -> FoldScore:
-    """Score models, and what is simpler, on measured pairs that they have not seen.
+    """Score predictions, and what is simpler, on measured pairs that the models have not seen.
 
     Args:
         group: What is held out.
         pairs: What is predicted.
-        models: What is scored.
+        answers: The predictions.
         trained_on: What the constant baseline is learnt from.
-        evidence: What the models are told besides, as a running cluster tells them.
     """
-    predictor, rule = models.predictor(evidence), UtilisationRule()
-    truth = np.array([min(1.0, each.throughput) for each in pairs])
-    low, mid, high = np.empty(len(pairs)), np.empty(len(pairs)), np.empty(len(pairs))
-    for gpu_type in sorted({each.gpu_type for each in pairs}):
-        rows = [row for row, each in enumerate(pairs) if each.gpu_type == gpu_type]
-        answers = predictor.predict_many([(pairs[row].focal, pairs[row].others[0]) for row in rows], gpu_type)
-        for row, (answer, _) in zip(rows, answers, strict=True):
-            low[row], mid[row], high[row] = answer.low, answer.mid, answer.high
     seen = np.array([min(1.0, each.throughput) for each in scored_pairs(trained_on)])
-    simple = {
-        CONSTANT: np.full(len(pairs), seen.mean() if len(seen) else 1.0),
-        RULE: np.array([rule.predict([each.focal, each.others[0]], each.gpu_type)[0].mid for each in pairs]),
-        EXCESS: np.array([1.0 - _excess(each.focal, each.others[0]) / 2.0 for each in pairs]),
-    }
-    inside = (low - 1e-9 <= truth) & (truth <= high + 1e-9)
+    excess = np.array([1.0 - _excess(each.focal, each.others[0]) / 2.0 for each in pairs])
+    inside = (answers.low - 1e-9 <= answers.truth) & (answers.truth <= answers.high + 1e-9)
     metrics = {
-        MAE: float(np.mean(np.abs(truth - mid))),
-        RMSE: float(np.sqrt(np.mean((truth - mid) ** 2))),
+        MAE: float(np.mean(answers.errors)),
+        RMSE: float(np.sqrt(np.mean(answers.errors**2))),
         COVERAGE: float(np.mean(inside)),
-        WIDTH: float(np.mean(high - low)),
+        WIDTH: float(np.mean(answers.high - answers.low)),
     }
-    return FoldScore(
-        group, len(pairs), metrics, {name: float(np.mean(np.abs(truth - said))) for name, said in simple.items()}
-    )
+    baselines = {
+        CONSTANT: float(np.mean(np.abs(answers.truth - (seen.mean() if len(seen) else 1.0)))),
+        RULE: float(np.mean(answers_to(pairs, UtilisationRule()).errors)),
+        EXCESS: float(np.mean(np.abs(answers.truth - excess))),
+    }
+    return FoldScore(group, len(pairs), metrics, baselines)
 
 
 def _excess(job: DemandProfile, other: DemandProfile) -> float:

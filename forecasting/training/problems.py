@@ -26,6 +26,7 @@ from cotenant.forecasting.training.objectives import (
     MAE,
     RELATIVE,
     DemandHoldOut,
+    answers_to,
     group_names,
     interference_folds,
     judge_pairs,
@@ -132,8 +133,8 @@ class PairProblem:
 
     def unseen(self, options: Options) -> FoldScore:
         """Train on the inner families and score on the pairs that have a job of an outer one."""
-        models = self._fit(options)(self._inside)
-        return judge_pairs(", ".join(self.outer), scored_pairs(self._outside), models, self._inside)
+        models, pairs = self._fit(options)(self._inside), scored_pairs(self._outside)
+        return judge_pairs(", ".join(self.outer), pairs, answers_to(pairs, models.predictor()), self._inside)
 
     def _tuned(self) -> tuple[str, ...]:
         shares = self._mode != "timeslice"  # else the pull has nothing to pull at

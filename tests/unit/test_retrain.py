@@ -23,7 +23,7 @@ from cotenant.forecasting.datasets.signature_store import SignatureStore
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.signatures import to_row
 from cotenant.forecasting.training import retrain
-from cotenant.forecasting.training.candidates import OWN_DATA, newest_groups
+from cotenant.forecasting.training.candidates import OWN_DATA, newest_groups, surely_worse
 from cotenant.forecasting.training.demand_fit import TrainingOptions
 from cotenant.forecasting.types import Signature
 
@@ -126,6 +126,30 @@ def test_measurements_without_a_law_are_not_adopted_over_a_good_model(
     assert "worse than" in line["reason"]
     assert registry.active("interference") == version
     assert len(registry.versions("interference")) == 2
+
+
+@pytest.mark.parametrize(
+    ("excess", "worse"),
+    [
+        ([0.0, 0.0, 0.0], False),
+        ([-0.1, -0.2, -0.1], False),
+        ([0.01, 0.01, 0.01], True),  # no noise at all
+        ([0.03, -0.02, 0.0], False),  # mean .003, standard error .015
+        ([0.03, 0.03, 0.0], True),  # .02, .01
+        ([0.01], True),
+        ([float("nan"), 0.0, 0.0], True),
+    ],
+)
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_a_candidate_is_worse_when_its_errors_exceed_the_noise(
+    excess: list[float], worse: bool, both_ways: bool
+) -> None:
+    focal, *others = list(dict.fromkeys(each.focal for each in here()))
+    pairs = [replace(here()[0], focal=focal, others=(others[k],)) for k in range(len(excess))]
+    if both_ways:  # two rows of the same jobs tell no more than one
+        pairs += [replace(each, focal=each.others[0], others=(each.focal,)) for each in pairs]
+        excess = excess * 2
+    assert surely_worse(np.array(excess), pairs) is worse
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
