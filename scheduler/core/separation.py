@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def part(board: Board) -> None:
     for hurt, limit in _hurt(board)[:MOST_CONSIDERED]:
         job_id = hurt.spec.job_id
         near = board.residents(board.places(job_id))
-        if not board.taken.isdisjoint(near):
+        if not board.taken.isdisjoint((job_id, *near)):
             continue  # somebody leaves already
         n, movers = _throughput(board, hurt), board.movable(near)
         known = {job_id: n} if job_id in board.state.moves.hurt_since else {}
@@ -80,8 +81,7 @@ def unshare(board: Board) -> None:
     for _, job in sorted(bounded, key=lambda each: (-each[0], each[1].seq))[:MOST_CONSIDERED]:
         if len(board.taken) >= MOST_MOVES:
             return
-        pays = _has_room(board, job, empty) and _alone_saves_s(board, job, empty) > least_s
-        move = _worked_out(board, job, empty) if pays else None
+        move = _worked_out(board, job, empty) if _has_room(board, job, empty) else None
         if move is not None:
             _go(board, move, Interruption("unshare", board.now, None, move.gain_s, cost_s))
             empty = board.empty()
@@ -138,21 +138,28 @@ def _has_room(board: Board, job: Job, empty: Integers) -> bool:
     return most >= hints.gpus
 
 
-def _alone_saves_s(board: Board, job: Job, empty: Integers) -> float:
-    """Return what moving the job to free GPUs saves at most: on those of the type that is fastest for it."""
+def _alone_saves_s(board: Board, job: Job, places: Integers, measured: Mapping[str, float]) -> float:
+    """Return what moving the job to some of these GPUs saves at most: alone there, on the type that suits it best."""
     job_id, fleet = job.spec.job_id, board.statement.fleet
-    kinds = np.unique(fleet.kind[empty]).tolist()
+    kinds = np.unique(fleet.kind[places]).tolist()
     company = [other for other in board.residents(board.places(job_id)) if other != job_id]
     after = board.paces(company, without=job_id)
     after[job_id] = Pace(1.0, max(1.0 / board.slower_on(job_id, fleet.kinds[kind]) for kind in kinds), ())
-    return _gain_s(board, job_id, board.paces(after), after)
+    return _gain_s(board, job_id, _as_measured(board.paces(after), measured), after)
+
+
+def _as_measured(found: dict[str, Pace], measured: Mapping[str, float]) -> dict[str, Pace]:
+    """Return how jobs go, with throughputs that are known better than predicted."""
+    for job_id, n in measured.items():
+        found[job_id] = replace(found[job_id], n=min(n, found[job_id].n))
+    return found
 
 
 def _worked_out(
     board: Board,
     job: Job,
     places: Integers,
-    measured: Mapping[str, float] | None = None,
+    measured: Mapping[str, float] = MappingProxyType({}),
     accepts: tuple[str, float] | None = None,
 ) -> _Move | None:
     """Return the move of the job to some of these GPUs if it is worth its cost. The board stays as it is.
@@ -164,7 +171,9 @@ def _worked_out(
         measured: Throughputs that are known better than predicted.
         accepts: A job that must be slowed down by at most this factor afterwards.
     """
-    job_id = job.spec.job_id
+    job_id, least_s = job.spec.job_id, WORTH * board.rules.move_cost_s
+    if _alone_saves_s(board, job, places, measured) <= least_s:
+        return None
     leaves = board.places(job_id)
     mark = board.statement.checkpoint()
     board.evict(job_id)
@@ -177,13 +186,11 @@ def _worked_out(
     concerned = list({**board.residents(leaves), **board.residents(goes)})
     after = board.paces(concerned)
     board.take_back(mark, job_id)
-    before = board.paces(concerned)
-    for each, n in (measured or {}).items():
-        before[each] = replace(before[each], n=min(n, before[each].n))
+    before = _as_measured(board.paces(concerned), measured)
     if accepts is not None and after[accepts[0]].n * accepts[1] < 1.0:
         return None
     gain_s = _gain_s(board, job_id, before, after)
-    return _Move(job, goes, gain_s) if gain_s > WORTH * board.rules.move_cost_s else None
+    return _Move(job, goes, gain_s) if gain_s > least_s else None
 
 
 def _gain_s(board: Board, job_id: str, before: Mapping[str, Pace], after: Mapping[str, Pace]) -> float:

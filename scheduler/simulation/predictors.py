@@ -36,6 +36,7 @@ class TablePredictor:
         self._table, self._error = table, error
         self._rule = UtilisationRule()
         self._learnt = learnt
+        self._answers: dict[tuple[str, tuple[str, ...]], Sequence[ThroughputPrediction]] = {}
 
     def with_evidence(self, observations: Sequence[Observation]) -> TablePredictor:
         """See ``Informable``."""
@@ -49,12 +50,17 @@ class TablePredictor:
             return []
         if len(members) == 1:
             return self._rule.predict(members, gpu_type)
-        names = tuple(member.fingerprint for member in members)
+        names = tuple([member.fingerprint for member in members])
+        known = self._answers.get((gpu_type, names))
+        if known is not None:
+            return known
         try:
             together = self._table.together(names, gpu_type)
         except KeyError:
             return self._rule.predict(members, gpu_type)
-        return [self._of_one(names, place, n, gpu_type) for place, n in enumerate(together)]
+        answer = [self._of_one(names, place, n, gpu_type) for place, n in enumerate(together)]
+        self._answers[gpu_type, names] = answer
+        return answer
 
     def _of_one(self, names: tuple[str, ...], place: int, n: float, gpu_type: str) -> ThroughputPrediction:
         learnt, error = self._learnt, self._error
