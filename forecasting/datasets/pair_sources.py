@@ -19,12 +19,13 @@ from cotenant.forecasting.datasets.colocation import load_colocation, shipped
 from cotenant.forecasting.datasets.model_card import DataSource
 from cotenant.forecasting.datasets.pairs import (
     GAVEL_GPUS,
-    PairFileError,
     load_alnair_mps,
     load_alnair_pairs,
     load_gavel,
+    load_gpulet,
     load_lucid,
 )
+from cotenant.forecasting.datasets.published import NOT_STATED
 from cotenant.forecasting.datasets.raw import WINDOWS_FILE
 from cotenant.forecasting.datasets.schema import DataError
 from cotenant.forecasting.interference.model import LEAST
@@ -32,7 +33,7 @@ from cotenant.forecasting.interference.observations import INTERVAL_SIGMAS, MOST
 from cotenant.forecasting.interference.table import BANDWIDTH, MEMORY, STEP, UTIL, PairTable
 from cotenant.forecasting.types import DemandProfile
 
-PairFormat = Literal["suite", "lucid", "gavel", "alnair-mps", "alnair-pairs"]
+PairFormat = Literal["suite", "lucid", "gavel", "gpulet", "alnair-mps", "alnair-pairs"]
 PAIR_FORMATS: tuple[PairFormat, ...] = get_args(PairFormat)
 Mode = Literal["timeslice", "mps"]
 
@@ -40,11 +41,20 @@ OWN_LICENCE = "Apache-2.0"  # of the measurements that come with the package
 _LICENCES: Mapping[PairFormat, str] = {
     "lucid": "S-Lab License 1.0: non-commercial use only",
     "gavel": "MIT",
+    "gpulet": NOT_STATED,
     "alnair-mps": "Apache-2.0",
     "alnair-pairs": "Apache-2.0",
 }
+_FOLDERS: Mapping[str, PairFormat] = {  # a file that only a folder of this form has
+    WINDOWS_FILE: "suite",
+    "pairs.parquet": "suite",
+    "colocate_info.csv": "lucid",
+    "mem_util.csv": "gpulet",
+    "mem_util.csv.gz": "gpulet",
+}
 # As GPUs announce themselves.
 RTX_3090, P100 = "NVIDIA GeForce RTX 3090", "Tesla P100-PCIE-16GB"
+_NOT_TOLD = "GPU type not told"  # Gpulet's tables do not name theirs
 _GAVEL_TYPES = {"v100": "Tesla V100-SXM2-16GB", "p100": "Tesla P100-PCIE-16GB", "k80": "Tesla K80"}
 
 
@@ -86,11 +96,8 @@ def read_pair_data(
     """
     path = path if isinstance(path, str) and path in shipped() else Path(path)
     form = form or pair_format(path)
-    mode = mode or ("mps" if form == "alnair-mps" else "timeslice")
-    try:
-        found = _from_suite(path, mode, gpu_type) if form == "suite" else _READERS[form](Path(path), gpu_type)
-    except PairFileError as error:
-        raise DataError(str(error)) from error
+    mode = mode or ("mps" if form in {"alnair-mps", "gpulet"} else "timeslice")
+    found = _from_suite(path, mode, gpu_type) if form == "suite" else _READERS[form](Path(path), gpu_type)
     known = OWN_LICENCE if isinstance(path, str) else _LICENCES.get(form)
     source = DataSource(
         f"{Path(path).name}: {_WORDS[form]}, {_types(found)}, {mode}",
@@ -112,10 +119,9 @@ def pair_format(path: Path | str) -> PairFormat:
     if not path.exists():
         raise DataError(f"{path}: there is nothing; give a folder, a file, or a shipped name ({', '.join(shipped())})")
     if path.is_dir():
-        if (path / WINDOWS_FILE).exists() or (path / "pairs.parquet").exists():
-            return "suite"
-        if (path / "colocate_info.csv").exists():
-            return "lucid"
+        found = next((form for name, form in _FOLDERS.items() if (path / name).exists()), None)
+        if found is not None:
+            return found
     elif path.name.endswith((".json", ".json.gz")):
         return "gavel"
     elif path.suffix == ".csv":
@@ -242,9 +248,14 @@ def _from_gavel(path: Path, gpu_type: str | None) -> list[Observation]:
     return found
 
 
+def _from_gpulet(path: Path, gpu_type: str | None) -> list[Observation]:
+    return observations_of(load_gpulet(path if path.is_dir() else path.parent), gpu_type or _NOT_TOLD)
+
+
 _READERS: Mapping[PairFormat, Callable[[Path, str | None], list[Observation]]] = {
     "lucid": _from_lucid,
     "gavel": _from_gavel,
+    "gpulet": _from_gpulet,
     "alnair-mps": _from_mps_matrix,
     "alnair-pairs": _from_alnair_pairs,
 }
@@ -252,6 +263,7 @@ _WORDS: Mapping[PairFormat, str] = {
     "suite": "measurement suite",
     "lucid": "Lucid's pairs",
     "gavel": "Gavel's pairs",
+    "gpulet": "Gpulet's pairs",
     "alnair-mps": "Alnair's matrix of slowdowns",
     "alnair-pairs": "Alnair's packed run times",
 }

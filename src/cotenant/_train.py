@@ -35,7 +35,7 @@ SeriesDataArgument = Annotated[
 ]
 PairForm = Annotated[
     str | None,
-    typer.Option("--format", help="suite, lucid, gavel, alnair-mps or alnair-pairs; default: found out."),
+    typer.Option("--format", help="suite, lucid, gavel, gpulet, alnair-mps or alnair-pairs; default: found out."),
 ]
 SeriesForm = Annotated[
     str | None, typer.Option("--format", help="signatures, nvidia-smi or genai; default: found out.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,18 @@ import pytest
 from interference_tables import measured, profiles
 
 from cotenant.forecasting.datasets.interference_models import ModelFileError, load_models, save_models
+from cotenant.forecasting.datasets.pair_sources import read_pair_data
 from cotenant.forecasting.datasets.pairs import (
-    PairFileError,
     load_alnair_mps,
     load_alnair_pairs,
     load_gavel,
+    load_gpulet,
     load_lucid,
 )
+from cotenant.forecasting.datasets.schema import DataError
+from cotenant.forecasting.interference.table import BANDWIDTH, STEP
 from cotenant.forecasting.training.interference import fit_interference
+from cotenant.forecasting.training.recipes import pooled
 
 SOLO = "model,dataset,batchsize,amp,speed,gpu_util,gmem_util,gmem\nA,D,32,0,64,50,20,1024\nB,D,64,1,32,90,60,2048\n"
 PAIRS = ",model1,dataset1,batchsize1,amp1,speed1,model2,dataset2,batchsize2,amp2,speed2\n0,A,D,32,0,0.9,B,D,64,1,0.7\n"
@@ -36,6 +41,15 @@ def gavel() -> dict[str, Any]:
     a, b = "('Net (batch size 16)', 1)", "('A3C', 1)"
     rates = {a: {"null": 10.0, a: [5.0, 5.0], b: [8.0, 1.0]}, b: {"null": 2.0, a: [1.0, 8.0], b: [0.0, 0.0]}}
     return {gpu: {**rates, "('Net (batch size 16)', 4)": {"null": 30.0}} for gpu in ("v100", "p100", "k80")}
+
+
+def gpulet(folder: Path, name: str = "interference.csv") -> Path:
+    alone = "vgg19,4,20,throughput,200,latency,0.02,1\nnet,1,80,throughput,500,latency,0.002,1\n"
+    together = b"vgg19,4,20,net,1,throughput,150,latency,0.027,1\nnet,1,80,vgg19,4,throughput,450,latency,0.0022,1\n"
+    (folder / "inference.csv").write_text(alone)
+    (folder / "mem_util.csv").write_text("vgg19,4,20,mem_util,12.5,l2_util,20,0\n")
+    (folder / name).write_bytes(gzip.compress(together) if name.endswith(".gz") else together)
+    return folder
 
 
 class TestModelFiles:
@@ -113,7 +127,7 @@ class TestLoaders:
     def test_lucid_without_a_solo_run(self, tmp_path: Path) -> None:
         (tmp_path / "single_data.csv").write_text(SOLO.rsplit("B", 1)[0])
         (tmp_path / "colocate_info.csv").write_text(PAIRS)
-        with pytest.raises(PairFileError, match=r"no solo run of B\|D\|64\|1"):
+        with pytest.raises(DataError, match=r"no solo run of B\|D\|64\|1"):
             load_lucid(tmp_path)
 
     def test_alnair_matrix(self, tmp_path: Path) -> None:
@@ -139,6 +153,48 @@ class TestLoaders:
         assert set(table.jobs.families) == {"Net", "A3C"}
         assert np.isfinite(table.jobs.features).all()
 
+    @pytest.mark.parametrize("name", ["interference.csv", "interference.csv.gz"])
+    def test_gpulet(self, tmp_path: Path, name: str) -> None:
+        table = load_gpulet(gpulet(tmp_path, name=name))
+        names = table.jobs.ids
+        found = {(names[a], names[b]): n for a, b, n in zip(table.focal, table.other, table.throughput, strict=True)}
+        assert found == {("vgg19:4@20%", "net:1@80%"): 0.75, ("net:1@80%", "vgg19:4@20%"): 0.9}
+        assert table.names == (BANDWIDTH, STEP)
+        features = dict(zip(names, table.jobs.features.tolist(), strict=True))
+        assert features["vgg19:4@20%"] == pytest.approx([0.125, math.log(4 / 200)])
+        assert math.isnan(features["net:1@80%"][0])  # mem_util.csv does not tell
+        assert set(table.jobs.families) == {"vgg19", "net"}
+
+    def test_gpulet_as_data_to_train_on(self, tmp_path: Path) -> None:
+        data = read_pair_data(gpulet(tmp_path))
+        assert data.mode == "mps"
+        assert data.source.restricted
+        assert {each.focal.source for each in data.observations} == {"unknown"}
+        assert {each.focal.membw_util for each in data.observations} == {0.125, None}
+        with pytest.raises(DataError, match="no job in it has a utilisation"):
+            pooled([data])
+
+    @pytest.mark.parametrize(
+        ("name", "old", "new", "message"),
+        [
+            ("inference.csv", "net,", "other,", r"interference\.csv: line 1: no solo run of net:1@80% in inference"),
+            ("inference.csv", ",1\n", "\n", r"inference\.csv: it has 7 columns; expected 8"),
+            ("inference.csv", ",200,", ",0,", r"inference\.csv: line 1: column 'throughput': 0 is not accepted"),
+            ("inference.csv", ",500,", ",,", r"inference\.csv: line 2: column 'throughput' is empty"),
+            ("mem_util.csv", ",12.5,", ",250,", r"mem_util\.csv: line 1: column 'mem_util': 250 is not accepted"),
+            ("interference.csv", ",throughput,450", ",latency,450", "line 2: latency is not accepted before 'throughp"),
+            ("interference.csv", ",150,", ",20000,", "line 1: column 'throughput': 20000 is not accepted; vgg19:4@2"),
+            ("interference.csv", ",20,", ",100,", "line 1: column 'mps_pct': 100 is not accepted"),
+            ("interference.csv", None, "", r"interference\.csv: cannot be read"),
+        ],
+    )
+    def test_gpulet_that_cannot_be(self, tmp_path: Path, name: str, old: str | None, new: str, message: str) -> None:
+        path = gpulet(tmp_path) / name
+        text = path.read_text()
+        path.write_text(new if old is None else text.replace(old, new))
+        with pytest.raises(DataError, match=message):
+            load_gpulet(tmp_path)
+
     @pytest.mark.parametrize(
         ("text", "message"),
         [
@@ -148,22 +204,22 @@ class TestLoaders:
     )
     def test_bad_tables_are_named(self, tmp_path: Path, text: str, message: str) -> None:
         (tmp_path / "m.csv").write_text(text)
-        with pytest.raises(PairFileError, match=message):
+        with pytest.raises(DataError, match=message):
             load_alnair_mps(tmp_path / "m.csv")
 
     def test_absent_and_foreign_files(self, tmp_path: Path) -> None:
-        with pytest.raises(PairFileError, match="cannot be read"):
+        with pytest.raises(DataError, match="cannot be read"):
             load_alnair_pairs(tmp_path / "absent.csv")
         (tmp_path / "g").write_text("[]")
-        with pytest.raises(PairFileError, match="GPU type 'v100' is missing"):
+        with pytest.raises(DataError, match="GPU type 'v100' is missing"):
             load_gavel(tmp_path / "g", "v100")
-        with pytest.raises(PairFileError, match="give one of v100"):
+        with pytest.raises(DataError, match="give one of v100"):
             load_gavel(tmp_path / "g", "a100")
         (tmp_path / "g").write_text("{")
-        with pytest.raises(PairFileError, match="cannot be read"):
+        with pytest.raises(DataError, match="cannot be read"):
             load_gavel(tmp_path / "g", "v100")
         (tmp_path / "g").write_text(json.dumps({**gavel(), "k80": {}}))
-        with pytest.raises(PairFileError, match="no solo rate"):
+        with pytest.raises(DataError, match="no solo rate"):
             load_gavel(tmp_path / "g", "v100")
 
 
