@@ -100,7 +100,7 @@ def test_what_cannot_be_is_named(tmp_path: Path, form: SoloFormat, old: str, new
 
 
 @pytest.mark.parametrize("form", list(TEXTS))
-@pytest.mark.parametrize("text", ["", "[" * 100_000, "\x00\x1f", "{}"])
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "\x00\x1f", "{}"], ids=["empty", "deep", "binary", "braces"])
 def test_files_that_hold_nothing(tmp_path: Path, form: SoloFormat, text: str) -> None:
     with pytest.raises(DataError, match=str(tmp_path)):
         read_solo_data(written(tmp_path, text), form)
