@@ -183,11 +183,6 @@ class NvmlHarness:
         self.backend.close()
 
 
-@pytest.fixture(scope="module")
-def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
-    return Standin(tmp_path_factory.mktemp("standin"))
-
-
 @pytest.fixture(params=["cpu", "replay", "nvml"])
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     with ExitStack() as stack:

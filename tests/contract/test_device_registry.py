@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Literal
 
 import pytest
 from nvml_standin import Standin
-from nvml_standin.inprocess import loaded
 
 from cotenant.actors.devices.nvml.library import Library
 from cotenant.actors.devices.registry import create_backend, start_nvml
@@ -16,18 +14,6 @@ from cotenant.configs.settings import DeviceSettings
 
 FOUR = tuple(f"gpu {index} uuid=GPU-{index}" for index in range(4))
 CPU = ("cpu", len(os.sched_getaffinity(0)))
-
-
-@pytest.fixture(scope="module")
-def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
-    return Standin(tmp_path_factory.mktemp("standin"))
-
-
-@pytest.fixture
-def library(standin: Standin) -> Iterator[Library]:
-    standin.set("gpu 0")
-    with loaded(standin) as library:
-        yield library
 
 
 @pytest.mark.parametrize(

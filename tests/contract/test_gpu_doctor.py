@@ -30,11 +30,6 @@ HEALTHY = {
 }
 
 
-@pytest.fixture(scope="module")
-def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
-    return Standin(tmp_path_factory.mktemp("standin"))
-
-
 @pytest.fixture
 def gpu_host(standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standin]:
     """A host where nothing is missing."""

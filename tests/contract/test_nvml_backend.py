@@ -24,18 +24,6 @@ GIB = 1 << 30
 FOUR = tuple(f"gpu {index} uuid=GPU-{index} total={16 * GIB} used={index * GIB}" for index in range(4))
 
 
-@pytest.fixture(scope="module")
-def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
-    return Standin(tmp_path_factory.mktemp("standin"))
-
-
-@pytest.fixture
-def library(standin: Standin) -> Iterator[Library]:
-    standin.set("gpu 0")
-    with loaded(standin) as library:
-        yield library
-
-
 class Host:
     """A backend on the stand-in, with two processes that sleep."""
 

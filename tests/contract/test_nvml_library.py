@@ -29,11 +29,6 @@ def unavailable(standin: Standin, **how: str) -> tuple[int | None, str]:
     return code, text
 
 
-@pytest.fixture(scope="module")
-def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
-    return Standin(tmp_path_factory.mktemp("standin"))
-
-
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [

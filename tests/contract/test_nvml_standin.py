@@ -19,11 +19,6 @@ print("null")
 GPU = ASK + "ask('nvmlInit'); h = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]\n"
 
 
-@pytest.fixture(scope="module")
-def standin(tmp_path_factory):
-    return Standin(tmp_path_factory.mktemp("standin"))
-
-
 def answer(standin, expression, before=GPU):
     return standin.python(f"{before}\nprint(json.dumps({expression}))")
 

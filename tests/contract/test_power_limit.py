@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from nvml_standin import Standin
 
 GPUS = [
@@ -30,11 +29,6 @@ for _ in range(2):
 seen.append(limits())
 print(json.dumps([seen, power.notes, list(map(str, Path({folder!r}).iterdir()))]))
 """
-
-
-@pytest.fixture(scope="module")
-def standin(tmp_path_factory) -> Standin:
-    return Standin(tmp_path_factory.mktemp("standin"))
 
 
 def limit(
