@@ -59,7 +59,7 @@ def test_jobs_that_share_a_device_become_evidence(learning):
         lambda: (usage := learning.client.job(first.job_id).usage) and usage.step_rate, 30, "the first job steps"
     )
     scored = lambda: {each.horizon_s: each.scored for each in learning.client.forecast_scores(first.job_id)}  # noqa: E731
-    wait_until(lambda: scored().get(5, 0) >= 3, 40, "forecasts of the first job were scored while it was alone")
+    wait_until(lambda: scored().get(5, 0) >= 8, 40, "forecasts of the first job were scored while it was alone")
     second = learning.run(STEPPING, "40", hints=hints, name="second")
     learning.reach(second, "RUNNING")
     wait_until(lambda: learning.client.predictions().evidence > before, 60, "the pair was measured")
