@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cotenant.actors.devices.base import DeviceSample
 from cotenant.forecasting.types import Signature
-from cotenant.forecasting.versions import restore
+from cotenant.forecasting.versions import restorable
 from cotenant.scheduler.core.events import Event
 from cotenant.scheduler.core.model import Host
 from cotenant.scheduler.core.reconcile import InventoryItem
@@ -36,6 +35,7 @@ class HostReport:
     number: int = 0
 
 
+@restorable
 @dataclass(frozen=True, slots=True)
 class WindowBatch:
     """A host agent's message to the PRM: all windows of one second.
@@ -59,7 +59,3 @@ class WindowBatch:
     gpu_types: dict[str, str] = field(default_factory=dict)
     families: dict[str, str] = field(default_factory=dict)
     foreseen: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
-
-    def __setstate__(self, state: Sequence[object]) -> None:
-        """See ``versions.restore``."""
-        restore(self, state)

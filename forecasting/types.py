@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol, cast, runtime_checkable
 
-from cotenant.forecasting.versions import check_version, restore
+from cotenant.forecasting.versions import check_version, restorable
 
 Reading = float | None
 # Where a job's utilisation comes from: a counter of its device time; the driver, by process; or the whole device, of
@@ -23,6 +23,7 @@ HORIZONS_S: tuple[int, ...] = (1, 2, 5, 60, 300, 900)
 LEVELS: tuple[float, ...] = (0.10, 0.50, 0.90, 0.95, 0.99)
 
 
+@restorable
 @dataclass(frozen=True, slots=True)
 class DeviceActivity:
     """What a whole GPU did over one window, all its jobs together. None = the device does not say.
@@ -60,11 +61,8 @@ class DeviceActivity:
     sm_clock_mhz: Reading = None
     temperature_c: Reading = None
 
-    def __setstate__(self, state: Sequence[object]) -> None:
-        """See ``versions.restore``."""
-        restore(self, state)
 
-
+@restorable
 @dataclass(frozen=True, slots=True)
 class OperatorMix:
     """Where a job's device time went in a few steps, by class of operator: fractions that add up to 1.
@@ -95,11 +93,8 @@ class OperatorMix:
     launches_per_step: Reading = None
     step: int | None = None
 
-    def __setstate__(self, state: Sequence[object]) -> None:
-        """See ``versions.restore``."""
-        restore(self, state)
 
-
+@restorable
 @dataclass(frozen=True, slots=True)
 class Signature:
     """The behaviour of one job on one GPU over one window. ``signatures.FIELDS`` is its schema.
@@ -167,9 +162,8 @@ class Signature:
         """Refuse what a newer version wrote: it may mean something else by the same name."""
         check_version(self.schema_version, SIGNATURE_VERSION)
 
-    def __setstate__(self, state: Sequence[object]) -> None:
-        """See ``versions.restore``."""
-        restore(self, state)
+    def check_restored(self) -> None:
+        """Refuse a newer version."""
         check_version(self.schema_version, SIGNATURE_VERSION)
 
     @property

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, TypeVar
+
+Record = TypeVar("Record")
 
 
 class UnknownVersion(ValueError):
@@ -26,10 +28,20 @@ def check_version(version: int, newest: int) -> None:
         raise UnknownVersion(version, newest)
 
 
+def restorable(cls: type[Record]) -> type[Record]:
+    """Have pickles of this dataclass with slots read by ``restore``.
+
+    A decorator, above ``dataclass``: early versions of Python 3.11 put their own over the ``__setstate__`` of a class.
+    """
+    cls.__setstate__ = restore  # type: ignore[attr-defined]
+    return cls
+
+
 def restore(record: Any, state: Sequence[object]) -> None:
     """Fill an unpickled dataclass with slots from the values of its fields, in order.
 
-    An older version had fewer fields: the missing ones, which are the last, get their defaults.
+    An older version had fewer fields: the missing ones, which are the last, get their defaults. A method
+    ``check_restored`` of the record may refuse what was read.
 
     Raises:
         ValueError: More values than fields, so a newer version wrote them; or one without a default is missing.
@@ -44,3 +56,6 @@ def restore(record: Any, state: Sequence[object]) -> None:
         if value is MISSING:
             raise ValueError(f"{type(record).__name__}: {field.name} is missing")
         object.__setattr__(record, field.name, value)
+    checked = getattr(record, "check_restored", None)
+    if checked is not None:
+        checked()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cotenant.forecasting.types import DeviceActivity, Reading, UtilSource
-from cotenant.forecasting.versions import restore
+from cotenant.forecasting.versions import restorable
 
 SILENT_LOST_S = 5.0  # a driver that has not answered for this long will not soon: its jobs are better off elsewhere
 
@@ -67,6 +67,7 @@ class JobSample:
     util_source: UtilSource | None = None
 
 
+@restorable
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
     """One reading of one GPU as a whole. ``lost`` = the device cannot be used and must be drained; ``note`` says why.
@@ -80,10 +81,6 @@ class DeviceSample:
     lost: bool = False
     note: str = ""
     activity: DeviceActivity | None = None
-
-    def __setstate__(self, state: Sequence[object]) -> None:
-        """See ``versions.restore``."""
-        restore(self, state)
 
 
 @dataclass(frozen=True, slots=True)
