@@ -162,10 +162,6 @@ class Signature:
         """Refuse what a newer version wrote: it may mean something else by the same name."""
         check_version(self.schema_version, SIGNATURE_VERSION)
 
-    def check_restored(self) -> None:
-        """Refuse a newer version."""
-        check_version(self.schema_version, SIGNATURE_VERSION)
-
     @property
     def step_time_s(self) -> Reading:
         """Mean time of a step, seconds; None when no step ended in the window or the rate is not known."""

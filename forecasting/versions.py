@@ -40,8 +40,8 @@ def restorable(cls: type[Record]) -> type[Record]:
 def restore(record: Any, state: Sequence[object]) -> None:
     """Fill an unpickled dataclass with slots from the values of its fields, in order.
 
-    An older version had fewer fields: the missing ones, which are the last, get their defaults. A method
-    ``check_restored`` of the record may refuse what was read.
+    An older version had fewer fields: the missing ones, which are the last, get their defaults. Then the
+    record checks itself, as it does when it is made.
 
     Raises:
         ValueError: More values than fields, so a newer version wrote them; or one without a default is missing.
@@ -56,6 +56,5 @@ def restore(record: Any, state: Sequence[object]) -> None:
         if value is MISSING:
             raise ValueError(f"{type(record).__name__}: {field.name} is missing")
         object.__setattr__(record, field.name, value)
-    checked = getattr(record, "check_restored", None)
-    if checked is not None:
-        checked()
+    if hasattr(record, "__post_init__"):
+        record.__post_init__()

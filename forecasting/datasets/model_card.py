@@ -22,6 +22,7 @@ FORMAT, FORMAT_VERSION = "cotenant-model", 1
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NOT_STATED = "none stated: measure only"  # the licence of data published without one
 _RESTRICTED = re.compile(r"non-?\s?commercial|research (use|purposes?)|measure only|none stated", re.IGNORECASE)
 
 

@@ -16,7 +16,7 @@ from cotenant.forecasting.characterisation.tables import UTIL as UTIL_PERCENT
 from cotenant.forecasting.datasets import alnair
 from cotenant.forecasting.datasets.bridge import observations
 from cotenant.forecasting.datasets.colocation import load_colocation, shipped
-from cotenant.forecasting.datasets.model_card import DataSource
+from cotenant.forecasting.datasets.model_card import NOT_STATED, DataSource
 from cotenant.forecasting.datasets.pairs import (
     GAVEL_GPUS,
     load_alnair_mps,
@@ -25,7 +25,6 @@ from cotenant.forecasting.datasets.pairs import (
     load_gpulet,
     load_lucid,
 )
-from cotenant.forecasting.datasets.published import NOT_STATED
 from cotenant.forecasting.datasets.raw import WINDOWS_FILE
 from cotenant.forecasting.datasets.schema import DataError
 from cotenant.forecasting.interference.model import LEAST

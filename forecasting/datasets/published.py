@@ -18,7 +18,6 @@ MIB = float(1 << 20)
 PERCENT = (0.0, 100.0)
 FRACTION = (0.0, 1.0)
 POSITIVE = (1e-9, 1e15)
-NOT_STATED = "none stated: measure only"  # the licence of data published without one
 
 
 def read_csv(
@@ -97,4 +96,4 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: cannot be read: {error}") from error
 
 
-__all__ = ["FRACTION", "MIB", "NOT_STATED", "PERCENT", "POSITIVE", "read_csv", "read_json"]
+__all__ = ["FRACTION", "MIB", "PERCENT", "POSITIVE", "read_csv", "read_json"]

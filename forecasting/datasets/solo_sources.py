@@ -13,12 +13,11 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cotenant.forecasting.datasets.model_card import DataSource
+from cotenant.forecasting.datasets.model_card import NOT_STATED, DataSource
 from cotenant.forecasting.datasets.pair_sources import needed_licence
 from cotenant.forecasting.datasets.published import (
     FRACTION,
     MIB,
-    NOT_STATED,
     PERCENT,
     read_csv,
     read_json,

@@ -30,6 +30,7 @@ from cotenant._train import (
     read_pairs,
     read_series,
 )
+from cotenant.forecasting.datasets.model_card import NOT_STATED
 from cotenant.scheduler.errors import CotenantError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ evaluate = typer.Typer(
 
 Version = Annotated[str | None, typer.Option("--version", help="Also score this version as it is ('shipped' too).")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")]
-_MEASURE = "none stated: measure only"  # nothing is kept of the data, so no licence need be known
+_MEASURE = NOT_STATED  # nothing is kept of the data, so no licence need be known
 
 
 @evaluate.command("interference")

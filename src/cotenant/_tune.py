@@ -34,6 +34,7 @@ from cotenant._train import (
     read_pairs,
     read_series,
 )
+from cotenant.forecasting.datasets.model_card import NOT_STATED
 from cotenant.scheduler.errors import CotenantError, NotAccepted
 from cotenant.scheduler.names import home, prepare_ray_environment
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from cotenant.forecasting.training.studies import Outcome, Plan, Progress
 
 INTERRUPTED = 130  # 128 + SIGINT
-MEASURE = "none stated: measure only"  # nothing is kept of the data, so no licence need be known
+MEASURE = NOT_STATED  # nothing is kept of the data, so no licence need be known
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 tune = typer.Typer(no_args_is_help=True, help="Search for better options of training, judged on held-out groups.")
