@@ -29,6 +29,7 @@ from cotenant.actors.leasesocket import LeaseSocket, socket_path
 from cotenant.actors.messages import HostReport, WindowBatch
 from cotenant.actors.nodes import live_nodes
 from cotenant.actors.overruns import OverrunWatch
+from cotenant.actors.processors import processors
 from cotenant.actors.profiler import Profiler
 from cotenant.actors.reports import Descriptors
 from cotenant.actors.shim.bootstrap import OPERATOR_MIX
@@ -95,6 +96,7 @@ class HostAgent:
         self._vacating = Vacating()
         self._vacated = ""  # the last memory that did not come back
         self._joined_at = time.time()
+        self._cpus = processors()
         self._lock = threading.RLock()
         self._held: dict[str, Launched] = {}  # jobs that have not ended, device loop only
         self._preparing: dict[tuple[str, int], int] = {}  # (job id, epoch) -> revision; waits for its environment
@@ -403,6 +405,7 @@ class HostAgent:
                 for g in self._gpus
             ),
             joined_at=self._joined_at,
+            cpus=self._cpus,
         )
 
     def _inventory(self) -> tuple[InventoryItem, ...]:

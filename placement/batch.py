@@ -21,7 +21,7 @@ from cotenant.placement.constraints import basic_error, with_hinted_profile
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Fleet
 from cotenant.placement.objective import cautious, packing_saving, score, slowness
-from cotenant.placement.shares import TOLERANCE, floor_of, memory_need
+from cotenant.placement.shares import TOLERANCE, floor_of, memory_need, thousandths
 from cotenant.placement.statement import Statement, resident_of
 from cotenant.placement.types import GpuView, NoFit, Placement, Request, Resident, Share
 
@@ -78,11 +78,12 @@ def rearrange(
     crews = [frozenset[int]()] * len(gpus)
     for number, (_, placement) in enumerate(moving):
         crews[rows[placement.shares[0].gpu_id]] |= {number}
-    batch = Batch(jobs, gpus, crews, list(range(len(moving), len(jobs))), predictor, settings)
-    if not batch.improve():
-        return None
     moved = {request.job_id for request, _ in moving}
     kept = [each for each in placed if each[0].job_id not in moved]
+    spare = _spare_processors(before, gpus, kept) if any(job.cpus for job in jobs) else {}
+    batch = Batch(jobs, gpus, crews, list(range(len(moving), len(jobs))), predictor, settings, spare)
+    if not batch.improve():
+        return None
     again = _placed_again(policy, batch)
     return None if again is None else [*kept, *again]
 
@@ -91,6 +92,20 @@ def _spare(fleet: Fleet, used: Collection[str]) -> list[GpuView]:
     """Return a few of the GPUs that are empty and stay so."""
     empty = np.flatnonzero((fleet.crowd == 0) & fleet.schedulable)[: SPARE_GPUS + len(used)].tolist()
     return [fleet[place] for place in empty if fleet[place].gpu_id not in used][:SPARE_GPUS]
+
+
+def _spare_processors(
+    fleet: Fleet, gpus: Sequence[GpuView], placed: Sequence[tuple[Request, Placement]]
+) -> dict[str, int]:
+    """Return the processors the hosts of these GPUs have left, in thousandths, once these jobs are placed."""
+    there = fleet.spare()
+    spare = {gpu.host_id: int(there[fleet.number_of(gpu.host_id)]) for gpu in gpus}
+    for request, placement in placed:
+        for share in placement.shares:
+            host_id = fleet[fleet.position(share.gpu_id)].host_id
+            if host_id in spare:
+                spare[host_id] -= thousandths(request.cpus)
+    return spare
 
 
 def _movable(request: Request, settings: PlacementSettings) -> bool:
@@ -132,6 +147,7 @@ class Batch:
         gpus: The GPUs without these jobs.
         crews: Which of the jobs are on each GPU, by their numbers.
         waiting: Numbers of those that have no place, in order of the queue.
+        spare: By host, the processors for these jobs, in thousandths; empty when none of them asks for any.
     """
 
     jobs: Sequence[Request]
@@ -140,6 +156,7 @@ class Batch:
     waiting: list[int]
     predictor: InterferencePredictor
     settings: PlacementSettings
+    spare: Mapping[str, int] = field(default_factory=dict)
     _worth: dict[tuple[int, _Crew], float] = field(default_factory=dict)
 
     def improve(self) -> bool:
@@ -215,10 +232,10 @@ class Batch:
 
     def _different(self) -> Iterator[int]:
         """Yield the GPUs, of empty ones of the same kind only the first."""
-        seen: set[tuple[str, int]] = set()
+        seen: set[tuple[str, int, str]] = set()
         for number, (gpu, crew) in enumerate(zip(self.gpus, self.crews, strict=True)):
             if not gpu.residents and not crew:
-                kind = (gpu.gpu_type, gpu.memory_bytes)
+                kind = (gpu.gpu_type, gpu.memory_bytes, gpu.host_id if self.spare else "")
                 if kind in seen:
                     continue
                 seen.add(kind)
@@ -226,10 +243,20 @@ class Batch:
 
     def _gain(self, change: _Change) -> float:
         then = math.fsum(self._worth[gpu, crew] for gpu, crew in change.crews.items())
-        if then == -math.inf:
-            return then
+        if then == -math.inf or not self._has_processors(change.crews):
+            return -math.inf
         now = math.fsum(self._worth[gpu, self.crews[gpu]] for gpu in change.crews)
         return change.bonus + then - now
+
+    def _has_processors(self, crews: Mapping[int, _Crew]) -> bool:
+        """Whether the hosts have processors for everybody when these GPUs have these crews."""
+        if not self.spare:
+            return True
+        left = {host_id: self.spare[host_id] for host_id in {self.gpus[number].host_id for number in crews}}
+        for number, (gpu, crew) in enumerate(zip(self.gpus, self.crews, strict=True)):
+            if gpu.host_id in left:
+                left[gpu.host_id] -= sum(thousandths(self.jobs[job].cpus) for job in crews.get(number, crew))
+        return min(left.values()) >= 0
 
     def _weigh(self, wanted: set[tuple[int, _Crew]]) -> None:
         """Find out what these crews are worth on these GPUs: the score, or minus infinity where they may not be."""

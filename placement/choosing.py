@@ -10,6 +10,7 @@ import numpy as np
 from cotenant.placement.constraints import Candidates
 from cotenant.placement.fleet import Fleet, Floats, Integers
 from cotenant.placement.fragmentation import fragments_made
+from cotenant.placement.processors import first_of, rooms
 from cotenant.placement.shares import TOLERANCE
 from cotenant.placement.types import Request
 
@@ -55,6 +56,12 @@ def choose(candidates: Candidates, request: Request, value: Floats, protect: boo
     )
     if request.gpus == 1:
         return [int(places[_least(table)])]
+    room = rooms(fleet, request)
+    if room is not None and not request.one_host:  # else every host that is a candidate has enough
+        keep = first_of(fleet.host[places], room, np.lexsort(table[::-1]))
+        places, table = places[keep], table[:, keep]
+        if len(places) < request.gpus:
+            return None
     slower = (1.0 - bias) * request.gpus / TOLERANCE
     choices = [
         _within(fleet.island[places], places, table, request.gpus),

@@ -12,15 +12,21 @@ from cotenant.forecasting.profiles import from_hints
 from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction
 from cotenant.placement.fleet import Flags, Fleet, Floats, Integers, Part, does_not_share, part_of
 from cotenant.placement.objective import slowness
+from cotenant.placement.processors import most_of, rooms
 from cotenant.placement.prospects import Prospect
-from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_need, memory_needs
+from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_need, memory_needs, thousandths
 from cotenant.placement.types import FitError, FitErrorKind, GpuView, NoFit, Request, Resident
 
-NEVER: frozenset[FitErrorKind] = frozenset({"memory_never", "instance"})
+NEVER: frozenset[FitErrorKind] = frozenset({"memory_never", "cpus_never", "instance"})
+OF_HOSTS: frozenset[FitErrorKind] = frozenset({"cpus_short", "cpus_never"})  # they count hosts, not GPUs
 MOST_PREDICTED = 128  # shared GPUs that one decision looks at closely: predicting thousands would take too long
 
 _NONE: Integers = np.zeros(0, dtype=np.int64)
 _NOTHING: Floats = np.zeros(0)
+
+_Numbers = Integers | Floats | float | None
+_Test = tuple[FitErrorKind, Flags, _Numbers, _Numbers]
+"""What may be in the way, where it is, what is needed there and what there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ class Examination:
         self._predictor, self._settings = predictor, settings
         self._limit = settings.max_jobs_per_gpu if most_jobs is None else most_jobs
         self._needs = memory_needs(request, self.fleet.capacity[self._part.rows], settings.memory_margin)
+        self.rooms = rooms(self.fleet, request)
         self._prospects: dict[int, Prospect] = {}
         self._alone: dict[int, Outlook] = {}
         fits, busy = self._screen(), self.fleet.crowd[self._part.rows] > 0
@@ -173,6 +180,8 @@ class Examination:
         open_ = fleet.schedulable[rows] & ~fleet.exclusive[rows] & (self._needs <= fleet.free[rows])
         if request.gpus > 1:
             open_ &= ~fleet.instance[rows]
+        if self.rooms is not None:
+            open_ &= self.rooms[fleet.host[rows]] > 0
         if not request.shares_instance:
             open_ &= ~fleet.instance[rows] | (crowd == 0)
         fits: Flags = open_ & (joins | (crowd == 0))
@@ -184,7 +193,7 @@ class Examination:
         rows, wanted = self._part.rows, request.compute or FLOOR
         capacity, free, crowd = fleet.capacity[rows], fleet.free[rows], fleet.crowd[rows]
         reservable, busy = fleet.reservable[rows], crowd > 0
-        tests: list[tuple[FitErrorKind, Flags, Integers | Floats | float | None, Integers | Floats | float | None]] = [
+        tests: list[_Test] = [
             ("memory_never", (needs > capacity) & (capacity > 0), needs, capacity),
             ("not_schedulable", ~fleet.schedulable[rows], None, None),
             ("exclusive_resident", fleet.exclusive[rows], None, None),
@@ -193,6 +202,7 @@ class Examination:
             ("unprofiled_resident", fleet.observed_s[rows] < settings.profile_s, None, None),
             ("compute_short", busy & (wanted > reservable + TOLERANCE), wanted, reservable),
         ]
+        never, short = processor_tests(request, self._part)
         if not request.shares_instance:
             tests.insert(3, ("instance_wanted", busy & fleet.instance[rows], None, None))
         if request.exclusive:
@@ -204,14 +214,7 @@ class Examination:
             tests.insert(1, ("instance", fleet.instance[rows], None, None))
         if request.profile.source == "unknown":
             tests.insert(-2, ("unprofiled_self", busy, None, None))
-        left = np.ones(len(self._part), dtype=np.bool_)
-        errors: list[FitError] = []
-        for kind, fails, needed, available in tests:
-            failing = left & fails
-            if np.count_nonzero(failing):  # several times as fast as any()
-                left &= ~failing
-                errors.append(_error(kind, self._part, np.flatnonzero(failing), needed, available))
-        return errors
+        return first_errors(self._part, [*never, *tests, *short])
 
     def _apart(self) -> Flags | None:
         """Return where the job or a resident keeps the two apart; None when nobody says anything of the kind."""
@@ -249,8 +252,38 @@ def kept_apart(request: Request, residents: Iterable[Resident]) -> bool:
 
 
 def could_take(request: Request, gpu: GpuView, margin: float) -> bool:
-    """Whether the GPU could take one share of the job if it were empty and available."""
+    """Whether the GPU could take one share of the job if its host were empty and available."""
+    cpus = request.cpus * (request.gpus if request.one_host else 1)
+    if gpu.host_cpus is not None and thousandths(cpus) > thousandths(gpu.host_cpus):
+        return False
     return memory_need(request, gpu, margin) <= gpu.memory_bytes and not (request.gpus > 1 and gpu.instance)
+
+
+def processor_tests(request: Request, gpus: Part) -> tuple[list[_Test], list[_Test]]:
+    """Return what speaks against GPUs for want of processors on their hosts: for ever, and now."""
+    each = thousandths(request.cpus)
+    if not each:
+        return [], []
+    fleet, together = gpus.fleet, each * (request.gpus if request.one_host else 1)
+    hosts = fleet.host[gpus.rows]
+    there, left = fleet.limit[hosts], np.maximum(fleet.spare(), 0)[hosts]
+    wanted = together / 1000.0
+    return (
+        [("cpus_never", together > there, wanted, there / 1000.0)],
+        [("cpus_short", together > left, wanted, left / 1000.0)],
+    )
+
+
+def first_errors(gpus: Part, tests: Iterable[_Test]) -> list[FitError]:
+    """Return the first thing in the way of each of these GPUs, one error per kind."""
+    left = np.ones(len(gpus), dtype=np.bool_)
+    errors: list[FitError] = []
+    for kind, fails, needed, available in tests:
+        failing = left & fails
+        if np.count_nonzero(failing):  # several times as fast as any()
+            left &= ~failing
+            errors.append(_error(kind, gpus, np.flatnonzero(failing), needed, available))
+    return errors
 
 
 def basic_error(request: Request, gpu: GpuView, memory_bytes: int) -> FitError | None:
@@ -281,19 +314,20 @@ def _error(
     kind: FitErrorKind,
     gpus: Part,
     places: Integers,
-    needed: Integers | Floats | float | None,
-    available: Integers | Floats | float | None,
+    needed: _Numbers,
+    available: _Numbers,
 ) -> FitError:
     """Return one error for these of the GPUs, with the numbers of the one nearest to fitting."""
     never = kind in NEVER
+    count = len(np.unique(gpus.fleet.host[gpus.rows][places])) if kind in OF_HOSTS else len(places)
     if needed is None or available is None:
-        return FitError(kind, gpus[int(places[0])].gpu_id, never=never, count=len(places))
+        return FitError(kind, gpus[int(places[0])].gpu_id, never=never, count=count)
     asked = needed[places] if isinstance(needed, np.ndarray) else np.full(len(places), needed)
     there = available[places] if isinstance(available, np.ndarray) else np.full(len(places), available)
     near = int(np.abs(asked - there).argmin())
     varies = bool(np.count_nonzero(asked != asked[0]) or np.count_nonzero(there != there[0]))
     numbers = asked[near].item(), there[near].item()
-    return FitError(kind, gpus[int(places[near])].gpu_id, *numbers, never, count=len(places), varies=varies)
+    return FitError(kind, gpus[int(places[near])].gpu_id, *numbers, never, count=count, varies=varies)
 
 
 def folded(errors: Iterable[FitError]) -> list[FitError]:
@@ -325,7 +359,9 @@ def refuse(request: Request, gpus: Part, errors: Sequence[FitError], usable: Int
         usable: Positions of the GPUs that could take one share of it now.
         possible: Positions of those that could if they were empty and available.
     """
-    able, now = gpus.fleet.host[possible], gpus.fleet.host[usable]
+    fleet, room = gpus.fleet, rooms(gpus.fleet, request)
+    able = most_of(fleet.host[possible], rooms(fleet, request, empty=True))
+    now = most_of(fleet.host[usable], room)
     never = len(gpus) > 0 and _most(able, request.one_host) < request.gpus
     summary: list[FitError] = []
     if never and (len(able) > 0 or len(gpus) < request.gpus):
@@ -334,7 +370,21 @@ def refuse(request: Request, gpus: Part, errors: Sequence[FitError], usable: Int
         summary.append(FitError("too_few_gpus", None, request.gpus, len(now)))
         if request.one_host and len(now) >= request.gpus:
             summary.append(FitError("too_few_on_host", None, request.gpus, _most(now, one_host=True)))
-    return NoFit(request.job_id, (*summary, *errors), never)
+    return NoFit(request.job_id, (*summary, *errors, *_too_few_processors(request, fleet, usable, room)), never)
+
+
+def _too_few_processors(request: Request, fleet: Fleet, usable: Integers, room: Integers | None) -> list[FitError]:
+    """Return, for a job on several hosts, those that have processors for fewer shares than they have GPUs for."""
+    if room is None:
+        return []
+    hosts, counts = np.unique(fleet.host[usable], return_counts=True)
+    tight = np.flatnonzero(np.minimum(counts, request.gpus) > room[hosts])
+    if not len(tight):
+        return []
+    host = hosts[tight[0]]
+    needed = min(int(counts[tight[0]]), request.gpus) * request.cpus
+    gpu_id = fleet.views[int(usable[fleet.host[usable] == host][0])].gpu_id
+    return [FitError("cpus_short", gpu_id, needed, float(fleet.spare()[host]) / 1000.0, count=len(tight))]
 
 
 def _most(hosts: Integers, one_host: bool) -> int:

@@ -11,9 +11,19 @@ import numpy as np
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction
 from cotenant.placement.choosing import choose
-from cotenant.placement.constraints import Candidates, Examination, basic_error, folded, refuse, with_hinted_profile
+from cotenant.placement.constraints import (
+    Candidates,
+    Examination,
+    basic_error,
+    first_errors,
+    folded,
+    processor_tests,
+    refuse,
+    with_hinted_profile,
+)
 from cotenant.placement.fleet import part_of
 from cotenant.placement.objective import packing_saving, score
+from cotenant.placement.processors import first_of, rooms
 from cotenant.placement.shares import TOLERANCE, first_shares, free_memory, memory_need, round_down
 from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request, Share
 
@@ -137,15 +147,21 @@ class Static:
         waiting_gpus: int,
     ) -> Placement | NoFit:
         """See ``PlacementPolicy.place``."""
-        errors = [self._error(request, gpu, settings.static_slots) for gpu in gpus]
-        free = [place for place, error in enumerate(errors) if error is None]
-        chosen = _first_fit([gpus[place] for place in free], request)
+        part, errors = part_of(gpus), [self._error(request, gpu, settings.static_slots) for gpu in gpus]
+        never, short = processor_tests(request, part)
+        fits = np.array([error is None for error in errors], dtype=np.bool_)
+        tests = [(kind, fails & fits, needed, there) for kind, fails, needed, there in (*never, *short)]
+        lacking = first_errors(part, tests)
+        for _, fails, _, _ in tests:
+            fits &= ~fails
+        usable, room = part.places[fits], rooms(part.fleet, request)
+        if room is not None:
+            usable = usable[first_of(part.fleet.host[usable], room, np.arange(len(usable)))]
+        chosen = _first_fit((part.fleet.views[place] for place in usable.tolist()), request)
         if chosen is None:
-            part = part_of(gpus)
             possible = np.array([error is None or not error.never for error in errors], dtype=np.bool_)
-            why_not = folded(error for error in errors if error is not None)
-            usable = part.places[np.array(free, dtype=np.int64)]
-            return refuse(request, part, why_not, usable, part.places[possible])
+            why_not = [*folded(error for error in errors if error is not None), *lacking]
+            return refuse(request, part, why_not, part.places[fits], part.places[possible])
         return self._grant(request, chosen, predictor, settings)
 
     @staticmethod

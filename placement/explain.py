@@ -12,15 +12,17 @@ GIB = float(1 << 30)
 def explain(errors: Sequence[FitError]) -> str:
     """Fold the errors into one message with counts: "3 GPUs: 6.0 GiB short; 2 GPUs: predicted slowdown 1.41 > 1.25".
 
-    Errors about the cluster come first, then the kinds by the number of GPUs they rule out. Where the numbers of one
-    kind differ, those of the GPU nearest to fitting are told.
+    Errors about the cluster come first, then those about hosts, then the kinds by the number of GPUs they rule out.
+    Where the numbers of one kind differ, those of the GPU nearest to fitting are told.
     """
     groups: dict[FitErrorKind, list[FitError]] = {}
     for error in errors:
         groups.setdefault(error.kind, []).append(error)
     cluster = [_CLUSTER[kind](groups[kind]) for kind in _CLUSTER if kind in groups]
+    hosts = [f"{_count(groups[kind], 'host')}: {_HOST[kind](groups[kind])}" for kind in _HOST if kind in groups]
     ranked = sorted((kind for kind in groups if kind in _GPU), key=lambda kind: -_number(groups[kind]))
-    return "; ".join([*cluster, *(f"{_count(groups[kind])}: {_GPU[kind](groups[kind])}" for kind in ranked)])
+    gpus = [f"{_count(groups[kind], 'GPU')}: {_GPU[kind](groups[kind])}" for kind in ranked]
+    return "; ".join([*cluster, *hosts, *gpus])
 
 
 def about_one(errors: Sequence[FitError]) -> str:
@@ -28,7 +30,8 @@ def about_one(errors: Sequence[FitError]) -> str:
     groups: dict[FitErrorKind, list[FitError]] = {}
     for error in errors:
         groups.setdefault(error.kind, []).append(error)
-    return "; ".join(_GPU[kind](groups[kind]) for kind in groups if kind in _GPU) or explain(errors)
+    of_one = {**_HOST, **_GPU}
+    return "; ".join(of_one[kind](groups[kind]) for kind in groups if kind in of_one) or explain(errors)
 
 
 def would_help(errors: Sequence[FitError]) -> list[str]:
@@ -41,9 +44,9 @@ def would_help(errors: Sequence[FitError]) -> list[str]:
     return list(dict.fromkeys(help_ for help_ in helps if help_))
 
 
-def _count(errors: Sequence[FitError]) -> str:
+def _count(errors: Sequence[FitError], what: str) -> str:
     count = _number(errors)
-    return "1 GPU" if count == 1 else f"{count} GPUs"
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
 
 
 def _number(errors: Sequence[FitError]) -> int:
@@ -74,6 +77,20 @@ def _memory_short(errors: Sequence[FitError]) -> str:
 def _memory_never(errors: Sequence[FitError]) -> str:
     needed, available = _nearest(errors)
     return f"{memory_text(needed)} of memory wanted, at most {memory_text(available)} can be had even when empty"
+
+
+def _cpus_short(errors: Sequence[FitError]) -> str:
+    needed, available = _nearest(errors)
+    return f"{_at_least(errors)}{_cpus_text(needed - available)} short"
+
+
+def _cpus_never(errors: Sequence[FitError]) -> str:
+    needed, available = _nearest(errors)
+    return f"{_cpus_text(needed)} wanted, at most {available:g} can be had even when empty"
+
+
+def _cpus_text(cpus: float) -> str:
+    return f"{cpus:g} processor{'s' if cpus != 1 else ''}"
 
 
 def _compute_short(errors: Sequence[FitError]) -> str:
@@ -137,6 +154,11 @@ def _help_memory(errors: Sequence[FitError]) -> str:
     )
 
 
+def _help_cpus(errors: Sequence[FitError]) -> str:
+    _, available = _nearest(errors)
+    return f"ask for fewer cpus: no host with GPUs it could use has more than {available:g} processors"
+
+
 def _help_compute(errors: Sequence[FitError]) -> str:
     _, available = _nearest(errors)
     return f"ask for compute of at most {available:.2f}" if available > 0 else "wait for a job to end"
@@ -158,6 +180,11 @@ _CLUSTER: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "gpus_never": _gpus_never,
     "too_few_gpus": _too_few_gpus,
     "too_few_on_host": _too_few_on_host,
+}
+
+_HOST: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
+    "cpus_never": _cpus_never,
+    "cpus_short": _cpus_short,
 }
 
 _GPU: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
@@ -182,6 +209,8 @@ _GPU: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
 _HELP: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "memory_never": _help_memory,
     "memory_short": _help_memory,
+    "cpus_never": _help_cpus,
+    "cpus_short": _says("wait for jobs on these hosts to end, or ask for fewer cpus"),
     "compute_short": _help_compute,
     "slowdown_self": _help_own_slowdown,
     "slowdown_neighbour": _says("wait for a neighbour to end: the jobs already there accept no more slowdown"),

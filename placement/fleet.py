@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.placement.prospects import Prospects
-from cotenant.placement.shares import free_memory, reservable_compute
+from cotenant.placement.shares import free_memory, reservable_compute, thousandths
 from cotenant.placement.types import GpuView, Request, Resident
 
 Floats = NDArray[np.float64]
@@ -19,6 +19,7 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _NEVER_MEASURED = -1.0
+_NO_LIMIT = 1 << 60  # of processors
 
 
 class Fleet(Sequence[GpuView]):
@@ -33,6 +34,7 @@ class Fleet(Sequence[GpuView]):
         crowd: Number of residents.
         reservable: Compute that can still be promised, fraction of the GPU.
         util: Sum of the residents' mean utilisations alone.
+        engaged: Processors of its host that its residents hold, in thousandths; 0 where the host does not say.
         observed_s: Seconds the least known resident was measured for; infinite when all are known well enough.
         schedulable: The GPU takes newcomers.
         exclusive: A resident does not share it.
@@ -43,6 +45,8 @@ class Fleet(Sequence[GpuView]):
         kind: Number of the GPU type, an index of ``kinds``.
         kinds: The GPU types.
         idle: By number of the host, how many of its GPUs carry nobody and take newcomers.
+        limit: By number of the host, its processors in thousandths; one that does not say has more than enough.
+        kept: By number of the host, processors that newcomers must leave to somebody, in thousandths.
         everywhere: All positions.
         prospects: What is predicted for jobs on shared GPUs.
     """
@@ -114,6 +118,18 @@ class Fleet(Sequence[GpuView]):
         """Return the positions of all GPUs of these hosts, given by number; ascending."""
         return np.flatnonzero(np.isin(self.host, hosts))
 
+    def number_of(self, host_id: str) -> int:
+        """Return the number of a host.
+
+        Raises:
+            KeyError: None of the GPUs is on it.
+        """
+        return self._hosts[host_id]
+
+    def spare(self) -> Integers:
+        """Return by number of the host the processors for newcomers, in thousandths; negative: too many are held."""
+        return self.limit - self._taken - self.kept
+
     def _load(self, views: list[GpuView]) -> None:
         size = len(views)
         self.views = views
@@ -135,7 +151,11 @@ class Fleet(Sequence[GpuView]):
         self.exclusive: Flags = np.zeros(size, dtype=np.bool_)
         self.particular: Flags = np.zeros(size, dtype=np.bool_)
         self.instance: Flags = np.zeros(size, dtype=np.bool_)
+        self.engaged: Integers = np.zeros(size, dtype=np.int64)
         self.idle: Integers = np.zeros(size, dtype=np.int64)
+        self.limit: Integers = np.full(size, _NO_LIMIT, dtype=np.int64)
+        self.kept: Integers = np.zeros(size, dtype=np.int64)
+        self._taken: Integers = np.zeros(size, dtype=np.int64)  # by number of the host, what residents hold
         self.everywhere: Integers = np.arange(size)
         for place, view in enumerate(views):
             self.host[place] = self._hosts.setdefault(view.host_id, len(self._hosts))
@@ -147,9 +167,16 @@ class Fleet(Sequence[GpuView]):
         if host is None:
             host = self._hosts[view.host_id] = len(self._hosts)
             if host >= len(self.idle):
-                self.idle = np.append(self.idle, np.zeros(len(self.idle) + 1, dtype=np.int64))
+                more = np.zeros(len(self.idle) + 1, dtype=np.int64)
+                self.idle, self.kept = np.append(self.idle, more), np.append(self.kept, more)
+                self.limit, self._taken = np.append(self.limit, more + _NO_LIMIT), np.append(self._taken, more)
         self.idle[self.host[place]] -= was_idle
         self.idle[host] += view.schedulable and not residents
+        if view.host_cpus is not None or self.limit[host] != _NO_LIMIT:
+            self._taken[self.host[place]] -= self.engaged[place]
+            self.engaged[place] = sum(thousandths(resident.cpus) for resident in residents)
+            self._taken[host] += self.engaged[place]
+            self.limit[host] = _NO_LIMIT if view.host_cpus is None else thousandths(view.host_cpus)
         self.host[place] = host
         self.capacity[place] = view.memory_bytes
         self.free[place] = free_memory(view)

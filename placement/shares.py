@@ -47,6 +47,11 @@ def round_down(compute: float) -> float:
     return to_units(compute) / UNITS
 
 
+def thousandths(cpus: float) -> int:
+    """Return processor cores in thousandths, as they are counted."""
+    return round(cpus * 1000.0)
+
+
 def free_memory(gpu: GpuView) -> int:
     """Return the bytes no resident has reserved (never negative)."""
     return max(0, gpu.memory_bytes - sum(resident.share.memory_bytes for resident in gpu.residents))

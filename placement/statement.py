@@ -120,4 +120,5 @@ def resident_of(request: Request, share: Share, gpu_type: str) -> Resident:
         most_memory=request.most_memory,
         most_compute=request.most_compute,
         shares_instance=request.shares_instance,
+        cpus=request.cpus,
     )

@@ -37,6 +37,7 @@ class Resident:
     most_memory: int | None = None
     most_compute: float | None = None
     shares_instance: bool = False
+    cpus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class GpuView:
 
     ``memory_bytes`` is the usable memory; a GPU with ``schedulable=False`` gets nothing new, ``note`` says why.
     ``island``: GPUs of one host with the same name here are linked faster than the others (NVLink); "" = not known.
+    ``host_cpus``: Processor cores of its host, the same for all of its GPUs; None = not known, so nothing is limited.
     """
 
     gpu_id: str
@@ -55,6 +57,7 @@ class GpuView:
     schedulable: bool = True
     note: str = ""
     island: str = ""
+    host_cpus: float | None = None
 
     @property
     def instance(self) -> bool:
@@ -84,6 +87,7 @@ class Request:
         least_memory: Memory it has asked for while it runs: kept per GPU, used or not.
         most_memory: What its reservation per GPU never grows beyond; None = no limit.
         most_compute: What its share per GPU never grows beyond; None = no limit.
+        cpus: Processor cores it takes of a host for each of its GPUs there; 0 = they are not counted.
     """
 
     job_id: str
@@ -103,6 +107,7 @@ class Request:
     most_memory: int | None = None
     most_compute: float | None = None
     shares_instance: bool = False
+    cpus: float = 0.0
 
     def on(self, gpu_type: str) -> DemandProfile:
         """Return the demand profile on a GPU of this type."""
@@ -112,6 +117,8 @@ class Request:
 FitErrorKind = Literal[
     "memory_short",
     "memory_never",
+    "cpus_short",
+    "cpus_never",
     "compute_short",
     "slowdown_self",
     "slowdown_neighbour",
@@ -140,12 +147,13 @@ class FitError:
 
     Attributes:
         kind: What is in the way.
-        gpu_id: The GPU, of several with the same reason the one nearest to fitting; None = the cluster.
+        gpu_id: The GPU, of several with the same reason the one nearest to fitting; None = the cluster. Where
+            processors are in the way, a GPU of that host.
         needed: What the job needs there.
         available: What there is.
         never: Waiting will not help.
         detail: What the numbers do not say, for people.
-        count: Number of GPUs it stands for.
+        count: Number of GPUs it stands for; where processors are in the way, of hosts.
         varies: Their numbers differ.
     """
 

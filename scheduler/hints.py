@@ -28,6 +28,8 @@ _MAX_UNIX_S = 2.0**38  # beyond the year 9999
 _MAX_COUNT = 2**31 - 1
 _MAX_PARAMETERS = 10**15
 _MAX_GPUS = 4096
+_MAX_CPUS = 4096
+_LEAST_CPUS = 0.001
 _MAX_SLOWDOWN = 100.0
 _BYTES_PER_UNIT = {
     **{unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))},
@@ -150,6 +152,10 @@ def _compute(value: object, _now: float) -> float:
     fraction = _within(_share(value), 0.0, 1.0)
     _require(fraction > 0.0)
     return fraction
+
+
+def _cpus(value: object, _now: float) -> float:
+    return _within(round(_real(value), 3), _LEAST_CPUS, _MAX_CPUS)
 
 
 def _criticality(value: object, _now: float) -> float:
@@ -279,6 +285,13 @@ _HINTS: Mapping[str, _Hint] = {
         'a fraction in (0, 1] (0.4) or a percentage ("40%")',
         "Compute to guarantee on each GPU, as a fraction of its compute time.",
         "forecast",
+    ),
+    "cpus": _Hint(
+        "cpus",
+        _cpus,
+        f"a number from {_LEAST_CPUS} to {_MAX_CPUS}",
+        "Processor cores of the host to reserve for each GPU (docs/placement.md).",
+        "not counted",
     ),
     "priority": _Hint("priority", _one_of(_choices(PriorityClass)), _listed(PriorityClass), "Priority class."),
     "deadline": _Hint(

@@ -110,7 +110,7 @@ class GpuView(View):
 
 
 class HostView(View):
-    """A host with its agent."""
+    """A host with its agent. ``cpus``: processor cores, None = not known; ``cpus_reserved``: those jobs asked for."""
 
     host_id: str
     name: str
@@ -120,6 +120,8 @@ class HostView(View):
     last_report_at: float | None
     claim: str
     note: str
+    cpus: float | None = None
+    cpus_reserved: float = 0.0
 
 
 class Explanation(View):

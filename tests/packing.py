@@ -35,11 +35,12 @@ def resident(
     min_compute: float = 0.0,
     weight: float = 1.0,
     known: DemandProfile | None = None,
+    cpus: float = 0.0,
 ) -> Resident:
     """A resident with a share of ``gpu_id``."""
     share = Share(gpu_id, memory, compute)
     known = profile(util, memory) if known is None else known
-    return Resident(job_id, share, known, max_slowdown, exclusive, min_compute, weight)
+    return Resident(job_id, share, known, max_slowdown, exclusive, min_compute, weight, cpus=cpus)
 
 
 def gpu(
@@ -48,6 +49,7 @@ def gpu(
     host: str = "h0",
     memory: int = 16 * GIB,
     schedulable: bool = True,
+    cpus: float | None = None,
 ) -> GpuView:
     """A GPU with residents (their shares are moved to it)."""
     own = tuple(
@@ -59,10 +61,11 @@ def gpu(
             r.exclusive,
             r.min_compute,
             r.weight,
+            cpus=r.cpus,
         )
         for r in residents
     )
-    return GpuView(gpu_id, host, "test-gpu", memory, own, schedulable)
+    return GpuView(gpu_id, host, "test-gpu", memory, own, schedulable, host_cpus=cpus)
 
 
 def request(
@@ -77,10 +80,11 @@ def request(
     one_host: bool = True,
     weight: float = 1.0,
     known: DemandProfile | None = None,
+    cpus: float = 0.0,
 ) -> Request:
     """A request of a job whose profile is known from history unless said otherwise."""
     known = profile(util) if known is None else known
-    return Request(job_id, gpus, memory, compute, known, max_slowdown, exclusive, one_host, weight)
+    return Request(job_id, gpus, memory, compute, known, max_slowdown, exclusive, one_host, weight, cpus=cpus)
 
 
 def window(

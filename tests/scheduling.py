@@ -42,10 +42,10 @@ def half(job_id: str, **hints: Any) -> JobSpec:
     return spec(job_id, **({"gpu_memory": 3 * GIB, "compute": 0.4} | hints))
 
 
-def host(host_id: str = "h1", gpus: int = 1, memory: int = 8 * GIB) -> Host:
+def host(host_id: str = "h1", gpus: int = 1, memory: int = 8 * GIB, cpus: float | None = None) -> Host:
     """A host with GPUs ``<host>-0``, ``<host>-1``, …"""
     found = tuple(Gpu(f"{host_id}-{index}", host_id, "cpu-1", index, memory) for index in range(gpus))
-    return Host(host_id, f"{host_id}.example", found, joined_at=0.0)
+    return Host(host_id, f"{host_id}.example", found, joined_at=0.0, cpus=cpus)
 
 
 def profile(util: float = 0.4, memory: int = 2 * GIB, seconds: float = 60.0, rate: float = 10.0) -> DemandProfile:

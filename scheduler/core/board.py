@@ -12,6 +12,7 @@ from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Flags, Integers, Part
 from cotenant.placement.moving import Pace, paces
 from cotenant.placement.objective import slowness
+from cotenant.placement.processors import keep_for
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import FitError, GpuView, NoFit, Placement
 from cotenant.scheduler.core.deadlines import attained_s, likely_left_s
@@ -54,6 +55,7 @@ class Board:
     def close(self) -> None:
         """Take back what was only imagined."""
         self.statement.rollback()
+        keep_for(self.statement.fleet, ())
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -209,8 +211,11 @@ class Board:
         self._closed = self._now_closed()
 
     def _now_closed(self) -> Flags:
-        """Return which GPUs somebody has a claim on, or are held."""
+        """Return which GPUs somebody has a claim on, or are held; the processors these wait for are kept too."""
         state, fleet = self.state, self.statement.fleet
+        wishes = [(job_id, claim.gpu_ids) for job_id, claim in state.moves.claims.items()]
+        wishes += [(state.reservation.job_id, state.reservation.gpu_ids)] if state.reservation else []
+        keep_for(fleet, [(state.jobs[job_id].spec.hints.cpus or 0.0, gpu_ids) for job_id, gpu_ids in wishes])
         reserved = state.reservation.gpu_ids if state.reservation else ()
         closed = np.zeros(len(fleet), dtype=np.bool_)
         closed[[fleet.position(gpu_id) for gpu_id in (*state.moves.claimed(), *reserved) if fleet.has(gpu_id)]] = True

@@ -20,7 +20,7 @@ from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.explain import explain
 from cotenant.placement.fleet import Fleet, Part
 from cotenant.placement.types import Placement
-from cotenant.scheduler.core.invariants import check_view
+from cotenant.scheduler.core.invariants import check_processors, check_view
 from cotenant.scheduler.core.line import Ask
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.proposal import Plan, Proposal
@@ -50,6 +50,8 @@ def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
     # 4. check
     for view in proposal.plan.gpus:
         check_view(view)
+    counted = (each for each in proposal.plan.placed if state.jobs[each.job_id].spec.hints.cpus)
+    check_processors(proposal.fleet, [share.gpu_id for placement in counted for share in placement.shares])
     overlooked = _overlooked(state, proposal)
     proposal.take_back()
     # 5. commit and 6. emit

@@ -7,13 +7,29 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from cotenant.placement.fleet import Fleet, Floats
-from cotenant.placement.types import GpuView
+from cotenant.placement.types import GpuView, Resident
+from cotenant.scheduler.core.model import Gpu, Host
 
 Build = Callable[[str], GpuView]
 """Makes the view of a GPU from the records."""
 Ends = Callable[[str], tuple[float, float, float]]
 """When the jobs on a GPU end: the first and the last of those that run (Unix seconds; no such job: infinity and minus
 infinity; nobody knows: the last is infinity), and how long those take that start now (minus infinity: no such job)."""
+
+
+def view_of(gpu: Gpu, host: Host, residents: tuple[Resident, ...]) -> GpuView:
+    """Return a GPU of a host with its residents, as placement sees it."""
+    note = "" if host.reachable else f"host {host.name} does not answer"
+    return GpuView(
+        gpu_id=gpu.gpu_id,
+        host_id=gpu.host_id,
+        gpu_type=gpu.gpu_type,
+        memory_bytes=gpu.memory_bytes,
+        residents=residents,
+        schedulable=host.reachable and gpu.healthy,
+        note=note if gpu.healthy else gpu.fault or "the GPU is lost or not healthy",
+        host_cpus=host.cpus,
+    )
 
 
 class Floor:

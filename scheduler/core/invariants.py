@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 
+import numpy as np
+
+from cotenant.placement.fleet import Fleet
 from cotenant.placement.types import GpuView
 from cotenant.scheduler.core.accounts import held_of, name_of, waits
 from cotenant.scheduler.core.model import Job, JobState
@@ -79,6 +83,22 @@ def check_view(view: GpuView) -> None:
         raise InvariantViolation(f"GPU {view.gpu_id}: a share is outside (0, 1] or of negative size:\n{listed}")
     if len(set(owners)) != len(owners):
         raise InvariantViolation(f"GPU {view.gpu_id}: a job holds two shares of it:\n{listed}")
+
+
+def check_processors(fleet: Fleet, gpu_ids: Iterable[str]) -> None:
+    """Check the hosts of these GPUs, which were given to jobs that take processors.
+
+    A host that has fewer processors than before may be over-full, but is given to nobody else then.
+
+    Raises:
+        InvariantViolation: The jobs of a host take more processors than it has.
+    """
+    places = np.array([fleet.position(gpu_id) for gpu_id in gpu_ids], dtype=np.int64)
+    for host in np.unique(fleet.host[places]).tolist():
+        left = int(fleet.spare()[host] + fleet.kept[host])
+        if left < 0:
+            name = fleet.views[int(fleet.on_hosts(np.array([host]))[0])].host_id
+            raise InvariantViolation(f"host {name}: its jobs take {-left / 1000.0:g} processors more than it has")
 
 
 def _check_job(job: Job) -> None:
@@ -156,4 +176,4 @@ def _violation(job: Job, what: str) -> InvariantViolation:
     return InvariantViolation(f"job {job.spec.job_id!r} {what}. Its history:\n{story(job)}")
 
 
-__all__ = ["InvariantViolation", "check", "check_view"]
+__all__ = ["InvariantViolation", "check", "check_processors", "check_view"]

@@ -11,19 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cotenant.configs.settings import PlacementSettings
 from cotenant.placement.fleet import Flags, Fleet, Floats, Integers
-from cotenant.placement.shares import FLOOR, TOLERANCE
+from cotenant.placement.shares import FLOOR, TOLERANCE, thousandths
 from cotenant.placement.types import FitError, NoFit, Request
+from cotenant.scheduler.core.columns import Columns
 from cotenant.scheduler.core.deadlines import left_of
 from cotenant.scheduler.core.model import Job
 from cotenant.scheduler.core.priority import AGE_WORTH_A_CLASS_S, Standing, lasting_parts, pressing_parts
 from cotenant.scheduler.core.requests import Key
 from cotenant.scheduler.core.snapshot import Told
 
-_FIRST_SIZE = 64
 _NO_DEADLINE = math.inf
 _UNKNOWN = math.nan
 _ANY_MEMORY = np.iinfo(np.int64).max
@@ -67,59 +66,6 @@ class Ask:
         return self.key[3] is not None
 
 
-class Columns:
-    """Arrays that grow together; rows are taken and given back one at a time."""
-
-    def __init__(self, **kinds: type) -> None:
-        self._kinds = kinds
-        self.size = 0
-        for name, kind in kinds.items():
-            setattr(self, f"_{name}", np.zeros(_FIRST_SIZE, dtype=kind))
-
-    def grow(self) -> int:
-        """Add a row and return its number."""
-        row = self.size
-        self.size += 1
-        if row >= len(self.whole(next(iter(self._kinds)))):
-            for name in self._kinds:
-                old = self.whole(name)
-                setattr(self, f"_{name}", np.concatenate([old, np.zeros_like(old)]))
-        return row
-
-    def shrink(self, row: int) -> int:
-        """Give a row back: the last one takes its place. Returns the number the last one had."""
-        self.size = last = self.size - 1
-        for name in self._kinds:
-            whole = self.whole(name)
-            whole[row] = whole[last]
-        return last
-
-    def fill(self, row: int, **values: float) -> None:
-        """Set the values of a row."""
-        for name, value in values.items():
-            self.whole(name)[row] = value
-
-    def whole(self, name: str) -> NDArray[np.generic]:
-        """Return an array with room for more."""
-        array: NDArray[np.generic] = getattr(self, f"_{name}")
-        return array
-
-    def floats(self, name: str) -> Floats:
-        """Return an array of numbers, shape (rows,)."""
-        array: Floats = getattr(self, f"_{name}")[: self.size]
-        return array
-
-    def integers(self, name: str) -> Integers:
-        """Return an array of whole numbers, shape (rows,)."""
-        array: Integers = getattr(self, f"_{name}")[: self.size]
-        return array
-
-    def flags(self, name: str) -> Flags:
-        """Return an array of truth values, shape (rows,)."""
-        array: Flags = getattr(self, f"_{name}")[: self.size]
-        return array
-
-
 class Line:
     """The waiting jobs, with what each ask was last told.
 
@@ -143,7 +89,7 @@ class Line:
         self._names: dict[str, int] = {}
         self._screen = Columns(
             fixed=int, peak=int, padded=int, compute=float, alone=bool, gpus=int, one_host=bool, settled=bool,
-            limited=bool, never=bool, over_quota=bool,
+            limited=bool, never=bool, over_quota=bool, cpus=int,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -305,6 +251,7 @@ class Line:
             padded=_ANY_MEMORY if peak is None else min(_ANY_MEMORY, math.ceil(peak * (1.0 + margin))),
             compute=request.compute or FLOOR,
             alone=request.exclusive or request.profile.source == "unknown",
+            cpus=thousandths(request.cpus) * (request.gpus if request.one_host else 1),
         )
         ask.screened = True
 
@@ -394,6 +341,9 @@ class Line:
         shares &= columns.floats("compute")[which, None] <= fleet.reservable[places] + TOLERANCE
         fits: Flags = (needs <= fleet.free[places]) & (shares | (crowd == 0))
         fits &= fleet.schedulable[places] & ~fleet.exclusive[places]
+        cpus = columns.integers("cpus")[which, None]
+        if np.count_nonzero(cpus):
+            fits &= (cpus == 0) | (cpus <= fleet.spare()[fleet.host[places]])
         return fits
 
     def screen_gangs(self, lets_in: Flags, fleet: Fleet, places: Integers, settings: PlacementSettings) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import PlainSerializer
 
 from cotenant.forecasting.types import DemandProfile
+from cotenant.forecasting.versions import restorable
 from cotenant.placement.types import FitError, Share
 
 
@@ -72,6 +73,7 @@ class Hints:
         checkpoint: "own" = the job saves its state on SIGTERM and continues from it when it is started again: then it
             loses nothing when it is suspended or moved.
         grace_s: Time it gets for that before SIGKILL; None = as the settings say.
+        cpus: Processor cores of its host that the job takes for each of its GPUs; None = they are not counted.
     """
 
     gpus: int = 1
@@ -97,6 +99,7 @@ class Hints:
     anti_affinity: str | None = None
     checkpoint: Checkpoint = "none"
     grace_s: float | None = None
+    cpus: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,12 +429,23 @@ class Gpu:
     fault: str = ""
 
 
+@restorable
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A Ray node with a host agent. ``host_id`` is the Ray node id."""
+    """A Ray node with a host agent.
+
+    Attributes:
+        host_id: Ray node id.
+        name: For people.
+        gpus: Its GPUs.
+        joined_at: Unix seconds.
+        reachable: Its agent answers.
+        cpus: Processor cores that jobs may have; None = not known, so they are not limited.
+    """
 
     host_id: str
     name: str
     gpus: tuple[Gpu, ...]
     joined_at: float
     reachable: bool = True
+    cpus: float | None = None

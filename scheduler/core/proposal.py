@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.batch import MOST_WAITING, rearrange
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Fleet, Floats, Integers, Part
+from cotenant.placement.processors import keep_for, wait_for_others
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import GpuView, NoFit, Placement, Request
 from cotenant.scheduler.core.model import Job
@@ -69,6 +72,7 @@ class Proposal:
         self._statement = Statement(self.fleet)
         self._open: dict[str, GpuView] = {}  # held GPUs as they are
         self._shown: set[str] = set()  # GPUs that do not look as the state says
+        self._keeps: list[tuple[float, list[str]]] = []  # processors per GPU, and GPUs, that somebody waits for
         self.claimants: set[str] = set()  # placed on GPUs that were kept for them
         self._keep(state.moves.claimed())
         self._refusals: dict[tuple[Key, float | None], NoFit] = {}
@@ -97,14 +101,17 @@ class Proposal:
         claim = self.state.moves.claims.get(job.spec.job_id)
         if claim is None or not set(claim.gpu_ids) <= self.state.gpus.keys():
             return False
-        views, request = [self._open[gpu_id] for gpu_id in claim.gpu_ids], self.state.request_of(job)
+        request, claimed = self.state.request_of(job), self.plan.held.claimed
         if self.quotas.refusal(request, job.spec.hints) is not None:
             return False
-        answer = self.policy.place(request, views, self.predictor, self.packing, request.gpus)
+        self._keep({gpu: owner for gpu, owner in claimed.items() if owner != job.spec.job_id})
+        places = np.array(sorted(map(self.fleet.position, claim.gpu_ids)), dtype=np.int64)
+        gpus = Part(self.fleet, places, why=False)
+        answer = self.policy.place(request, gpus, self.predictor, self.packing, request.gpus)
         if not isinstance(answer, Placement):
+            self._keep(claimed)
             return False
         self.claimants.add(job.spec.job_id)
-        self._keep({gpu: owner for gpu, owner in self.plan.held.claimed.items() if owner != job.spec.job_id})
         self._take(job, request, answer)
         return True
 
@@ -116,6 +123,7 @@ class Proposal:
             self._open[gpu_id] = self.fleet[self.fleet.position(gpu_id)]
             self._shown.add(gpu_id)
         self.plan.held = replace(self.plan.held, claimed={gpu: claimed[gpu] for gpu in claimed if gpu in self._open})
+        self._note_keeps()
         self.show_held()
 
     def answer(self, job: Job, places: Integers | None = None) -> Placement | NoFit:
@@ -172,10 +180,28 @@ class Proposal:
         """Show the held GPUs as a job sees them that is gone at that time (None = nobody knows when)."""
         for view in self._open.values():
             self.fleet.put(self.plan.held.seen(view, leaves_at))
+        if self._keeps:
+            keep_for(self.fleet, self._keeps)
+
+    def _note_keeps(self) -> None:
+        """Note for which jobs that GPUs are held or kept for the processors of the hosts are kept too."""
+        held, jobs = self.plan.held, self.state.jobs
+        gpus: dict[str, list[str]] = {}
+        for gpu_id, job_id in held.claimed.items():
+            gpus.setdefault(job_id, []).append(gpu_id)
+        if held.reservation is not None:
+            gpus[held.reservation.job_id] = list(held.reservation.gpu_ids)
+        before, wanted = self._keeps, ((jobs[job_id].spec.hints.cpus, gpu_ids) for job_id, gpu_ids in gpus.items())
+        self._keeps = [(cpus, gpu_ids) for cpus, gpu_ids in wanted if cpus]
+        if before and not self._keeps:
+            keep_for(self.fleet, ())
 
     def closed(self) -> set[str]:
-        """Return the ids of the GPUs that are held or kept."""
-        return set(self._open)
+        """Return the ids of the GPUs that are held or kept, and of those on hosts whose processors are."""
+        if not self._keeps:
+            return set(self._open)
+        near = self.fleet.on_hosts(np.flatnonzero(self.fleet.kept)).tolist()
+        return {*self._open, *(self.fleet[place].gpu_id for place in near)}
 
     def hold_for(self, job: Job) -> bool:
         """Hold GPUs for a job that was just refused, if it has waited long and no other has a reservation."""
@@ -194,7 +220,11 @@ class Proposal:
             found = reserve(wish, allowed, state.end_of, now, free)
         if found is None:
             return False
-        self.plan.held = replace(hold(found, job, allowed, state.end_of, now), claimed=self.plan.held.claimed)
+        places = np.array([[self.fleet.position(gpu_id) for gpu_id in found.gpu_ids]], dtype=np.int64)
+        suffices = not wait_for_others(self.fleet, request, places)[0]
+        held = hold(found, job, allowed, state.end_of, now, suffices=suffices)
+        self.plan.held = replace(held, claimed=self.plan.held.claimed)
+        self._note_keeps()
         self._open.update((gpu_id, self.fleet[self.fleet.position(gpu_id)]) for gpu_id in found.gpu_ids)
         self._shown.update(found.gpu_ids)
         self.show_held()
@@ -262,6 +292,8 @@ class Proposal:
 
     def take_back(self) -> None:
         """Make the fleet look as the state says."""
+        if self._keeps:
+            keep_for(self.fleet, ())
         for gpu_id in self._shown:
             self.fleet.put(self.state.view(gpu_id))
 

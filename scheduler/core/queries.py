@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from cotenant.scheduler.core.accounts import KINDS, Account, Kind, busy, fair_sh
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, tell, waiting_outlook
 from cotenant.scheduler.core.growth import refused_growth
 from cotenant.scheduler.core.interruptions import tell as tell_why
-from cotenant.scheduler.core.model import Colocation, Gpu, Job, JobState
+from cotenant.scheduler.core.model import Colocation, Gpu, Host, Job, JobState
 from cotenant.scheduler.core.priority import ordered, parts
 from cotenant.scheduler.core.requests import described
 from cotenant.scheduler.core.state import State
@@ -77,12 +78,19 @@ def hosts(state: State) -> list[HostView]:
             reachable=host.reachable,
             gpus=[gpu.gpu_id for gpu in state.gpus.values() if gpu.host_id == host.host_id],
             joined_at=host.joined_at,
+            cpus=host.cpus,
+            cpus_reserved=_cpus_reserved(state, host),
             last_report_at=state.reported_at.get(host.host_id),
             claim="",
             note="",
         )
         for host in state.hosts.values()
     ]
+
+
+def _cpus_reserved(state: State, host: Host) -> float:
+    held = ((job.spec.hints.cpus, job) for job in state.on_host(host.host_id))
+    return math.fsum(cpus * len(state.shares_on(job, host.host_id)) for cpus, job in held if cpus)
 
 
 def accounts(state: State, now: float) -> list[AccountView]:

@@ -144,6 +144,7 @@ def request_of(
             (most for most in (limits.memory_bytes, job.ceiling.memory_bytes) if most is not None), default=None
         ),
         most_compute=limits.compute,
+        cpus=hints.cpus or 0.0,
     )
 
 

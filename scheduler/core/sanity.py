@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from cotenant.forecasting.types import DemandProfile, JobMeasurement, Quantiles, Signature
 from cotenant.forecasting.windows import MOST_BYTES, MOST_UTIL
-from cotenant.scheduler.core.model import Gpu
+from cotenant.scheduler.core.model import Gpu, Host
 
 _MOST_RATE = 1e9  # steps per second
 _LEAST_RATE = 1e-9  # slower than a step in thirty years
@@ -41,6 +41,11 @@ def sound(gpu: Gpu) -> Gpu:
     if plausible_bytes(gpu.memory_bytes) and gpu.memory_bytes > 0:
         return gpu
     return replace(gpu, memory_bytes=0, healthy=False)
+
+
+def sound_host(host: Host) -> Host:
+    """Return the host; one that names no possible number of processors does not say how many it has."""
+    return host if host.cpus is None or 0.0 < host.cpus <= _MOST_CORES else replace(host, cpus=None)
 
 
 def _plausible_window(signature: Signature) -> bool:

@@ -24,7 +24,7 @@ from cotenant.placement.statement import resident_of
 from cotenant.placement.types import FitError, GpuView, Request, Share
 from cotenant.scheduler.core.accounts import Accounts
 from cotenant.scheduler.core.deadlines import ends, expected_end
-from cotenant.scheduler.core.floor import Floor
+from cotenant.scheduler.core.floor import Floor, view_of
 from cotenant.scheduler.core.line import Line
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec, JobState, Progress, Reservation
 from cotenant.scheduler.core.models import Models
@@ -33,7 +33,7 @@ from cotenant.scheduler.core.priority import Standing
 from cotenant.scheduler.core.quotas import limits_of
 from cotenant.scheduler.core.record import SCHEMA_VERSION, Record, read, write
 from cotenant.scheduler.core.requests import Expectations, Key, ask_of, keep_longest, max_slowdown, request_of
-from cotenant.scheduler.core.sanity import sound
+from cotenant.scheduler.core.sanity import sound, sound_host
 from cotenant.scheduler.core.snapshot import Usage
 
 KEPT_ENDED_JOBS = 10_000
@@ -261,13 +261,12 @@ class State:
     def put_host(self, host: Host) -> None:
         """Record a host and its GPUs; GPUs it no longer has are dropped. A GPU belongs to its last announcer."""
         before = self.hosts.get(host.host_id)
-        self.hosts[host.host_id] = host
+        self.hosts[host.host_id] = host = sound_host(host)
         new = {gpu.gpu_id: replace(sound(gpu), host_id=host.host_id) for gpu in host.gpus}
         gone = [gpu.gpu_id for gpu in self._gpus_of(before) if gpu.gpu_id not in new]
         for gpu_id in gone:
             self._drop_gpu(gpu_id)
-        known = {gpu_id: self.gpus.get(gpu_id) for gpu_id in new}
-        if gone or known != new:
+        if gone or before is None or before.cpus != host.cpus or any(self.gpus.get(g) != gpu for g, gpu in new.items()):
             self.gpus.update(new)
             for gpu_id in new:
                 self._account_residents(gpu_id)
@@ -425,22 +424,30 @@ class State:
             self.progress.pop(job_id, None)
             self._requests.pop(job_id, None)
         self.moves.follow(job)
+        places = self._index_places(job, old)
+        seen = old is not None and old.lease is job.lease and old.profile is job.profile and old.asks_like(job)
+        if not seen or (old is not None and old.state is not job.state):
+            self._account(job)
+            self.floor.retime(places)
+        if not seen or (old is not None and old.urgency != job.urgency):
+            self.floor.touch(gpu_id for gpu_id in places if gpu_id in self.gpus)
+
+    def _index_places(self, job: Job, old: Job | None) -> set[str]:
+        """Bring in line who is on which GPU and host; return the GPUs the job has or had."""
+        job_id, old_hosts = job.spec.job_id, old.hosts if old and old.lease else ()
         before = {share.gpu_id for share in old.lease.shares} if old and old.lease else set()
         after = {share.gpu_id for share in job.lease.shares} if job.lease else set()
         for gpu_id in before - after:
             self.on_gpu[gpu_id].discard(job_id)
         for gpu_id in after - before:
             self.on_gpu.setdefault(gpu_id, set()).add(job_id)
-        for host_id in old.hosts if old and old.lease else ():
+        for host_id in old_hosts:
             self.with_host[host_id].discard(job_id)
         for host_id in job.hosts if job.lease else ():
             self.with_host.setdefault(host_id, set()).add(job_id)
-        seen = old is not None and old.lease is job.lease and old.profile is job.profile and old.asks_like(job)
-        if not seen or (old is not None and old.state is not job.state):
-            self._account(job)
-            self.floor.retime(before | after)
-        if not seen or (old is not None and old.urgency != job.urgency):
-            self.floor.touch(gpu_id for gpu_id in before | after if gpu_id in self.gpus)
+        if job.spec.hints.cpus and before - after:  # the processors it had serve jobs on the other GPUs too
+            self.floor.changed.update(gpu.gpu_id for each in old_hosts for gpu in self._gpus_of(self.hosts.get(each)))
+        return before | after
 
     def _queue_anew(self, job_ids: Iterable[str]) -> None:
         """Bring in line what these waiting jobs ask."""
@@ -457,22 +464,16 @@ class State:
 
     def _build_view(self, gpu_id: str) -> GpuView:
         gpu = self.gpus[gpu_id]
-        host = self.hosts[gpu.host_id]
-        note = "" if host.reachable else f"host {host.name} does not answer"
-        return GpuView(
-            gpu_id=gpu.gpu_id,
-            host_id=gpu.host_id,
-            gpu_type=gpu.gpu_type,
-            memory_bytes=gpu.memory_bytes,
-            residents=tuple(
+        return view_of(
+            gpu,
+            self.hosts[gpu.host_id],
+            tuple(
                 resident_of(self.request_of(job), share, gpu.gpu_type)
                 for job in self.residents(gpu.gpu_id)
                 if job.lease is not None
                 for share in job.lease.shares
                 if share.gpu_id == gpu.gpu_id
             ),
-            schedulable=host.reachable and gpu.healthy,
-            note=note if gpu.healthy else gpu.fault or "the GPU is lost or not healthy",
         )
 
     def _look_at_gpus(self) -> None:

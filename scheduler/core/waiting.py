@@ -23,6 +23,7 @@ import numpy as np
 
 from cotenant.placement.constraints import could_take
 from cotenant.placement.fleet import Floats, Part, part_of
+from cotenant.placement.processors import first_of, most_of, rooms, wait_for_others
 from cotenant.placement.shares import memory_needs
 from cotenant.placement.types import GpuView, Request
 from cotenant.scheduler.core.model import Job, Reservation
@@ -102,7 +103,9 @@ def reserve(
     could = fleet.schedulable[rows] & (memory_needs(request, fleet.capacity[rows], wish.margin) <= fleet.capacity[rows])
     if request.gpus > 1:
         could &= ~fleet.instance[rows]
-    places = part.places[could]
+    places, room = part.places[could], rooms(fleet, request, empty=True)
+    if room is not None:
+        places = places[first_of(fleet.host[places], room, np.lexsort((fleet.crowd[places], free[places])))]
     if len(places) < request.gpus:
         return None
     hosts = fleet.host[places] if request.one_host else np.zeros(len(places), dtype=np.int64)
@@ -113,7 +116,8 @@ def reserve(
     if not len(enough):
         return None
     sets = places[order[enough[:, None] + np.arange(request.gpus)]]  # shape (hosts, GPUs)
-    best = np.lexsort((sets.min(axis=1), fleet.crowd[sets].sum(axis=1), free[sets].max(axis=1)))[0]
+    until = np.where(wait_for_others(fleet, request, sets), np.inf, free[sets].max(axis=1))
+    best = np.lexsort((sets.min(axis=1), fleet.crowd[sets].sum(axis=1), until))[0]
     return Reservation(wish.job_id, tuple(fleet.views[place].gpu_id for place in sets[best].tolist()))
 
 
@@ -150,10 +154,21 @@ def rank(gpus: Sequence[GpuView], end_of: EndOf, now: float) -> tuple[float, int
     return max(free_at(gpu, end_of, now) for gpu in gpus), sum(len(gpu.residents) for gpu in gpus)
 
 
-def hold(reservation: Reservation, job: Job, gpus: Sequence[GpuView], end_of: EndOf, now: float) -> Held:
-    """Return what is held for the job now, with what it is promised."""
+def hold(
+    reservation: Reservation, job: Job, gpus: Sequence[GpuView], end_of: EndOf, now: float, *, suffices: bool = True
+) -> Held:
+    """Return what is held for the job now, with what it is promised.
+
+    Args:
+        reservation: The GPUs.
+        job: The job.
+        gpus: As for ``reserve``.
+        end_of: As for ``reserve``.
+        now: Unix seconds.
+        suffices: It can start once these GPUs are empty.
+    """
     views = named(gpus, reservation.gpu_ids)
-    expected = max(free_at(gpu, end_of, now) for gpu in views)
+    expected = max(free_at(gpu, end_of, now) for gpu in views) if suffices else math.inf
     promised = min(expected, math.inf if reservation.starts_by is None else reservation.starts_by)
     note = f"held for job {job.spec.job_id}, which has waited {now - job.queued_at:.0f} s"
     if math.isinf(promised):
@@ -180,6 +195,6 @@ def fits_idle(request: Request, idle: Part, margin: float) -> bool:
     able = memory_needs(request, capacity, margin) <= capacity
     if request.gpus > 1:
         able &= ~idle.fleet.instance[idle.places]
-    hosts = idle.fleet.host[idle.places[able]]
+    hosts = most_of(idle.fleet.host[idle.places[able]], rooms(idle.fleet, request))
     most = int(np.bincount(hosts).max(initial=0)) if request.one_host else len(hosts)
     return most >= request.gpus

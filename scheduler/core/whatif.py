@@ -8,10 +8,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement import types as placement
 from cotenant.placement.explain import explain as fold
+from cotenant.placement.fleet import Part
 from cotenant.placement.objective import packing_saving
 from cotenant.placement.statement import Statement
 from cotenant.scheduler.core.cycle import propose
@@ -138,13 +141,15 @@ def _running(core: Core, jobs: Sequence[Job]) -> Iterator[AffectedJob]:
 def _refusal(core: Core, job: Job) -> placement.NoFit | None:
     """Return why the job would not get its GPUs if it had to be placed anew; None when it would."""
     state = core.state
-    shares = job.lease.shares if job.lease else ()
-    statement = Statement([state.view(share.gpu_id) for share in shares if share.gpu_id in state.gpus])
-    statement.evict(job.spec.job_id)
-    crowd = len(shares) + 1  # more than there are GPUs: an empty one for everybody is not what is asked
+    fleet, shares = state.fleet(), job.lease.shares if job.lease else ()
+    gpu_ids = [share.gpu_id for share in shares if fleet.has(share.gpu_id)]
+    gpus = Part(fleet, np.array(sorted(map(fleet.position, gpu_ids)), dtype=np.int64))
+    statement, crowd = Statement(fleet), len(shares) + 1  # an empty GPU for everybody is not what is asked
+    statement.evict(job.spec.job_id, gpu_ids)
     answer = core.policy.place(
-        state.request_of(job), statement.view(), core.predictor, state.settings.placement, waiting_gpus=crowd
+        state.request_of(job), gpus, core.predictor, state.settings.placement, waiting_gpus=crowd
     )
+    statement.rollback()
     return answer if isinstance(answer, placement.NoFit) else None
 
 

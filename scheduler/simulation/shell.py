@@ -324,7 +324,7 @@ class CoreShell:
             Gpu(self._gpu_ids[gpu], node.name, node.gpu_type, index, node.memory_bytes)
             for index, gpu in enumerate(self.world.node_gpus[number])
         )
-        return Host(node.name, node.name, gpus, joined_at=0.0)
+        return Host(node.name, node.name, gpus, joined_at=0.0, cpus=node.cpus)
 
     def _host_of(self, gpu: int) -> str:
         return self._hosts[self.world.node_of[gpu]].host_id
@@ -353,5 +353,6 @@ class CoreShell:
             max_slowdown=job.max_slowdown,
             tenant=job.user or "default",
             restart="on_failure",
+            cpus=job.cpus,
             checkpoint="own",  # as the baselines have it: anybody can be suspended, at the world's cost
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.scheduler.simulation.errors import TraceError
-from cotenant.scheduler.simulation.workload import Trace, TraceJob, trace_of
+from cotenant.scheduler.simulation.workload import Cluster, Node, Trace, TraceJob, trace_of
 
 MIB = 1 << 20
 OWN_FORMAT, OWN_VERSION = "cotenant-trace", 1
@@ -213,7 +213,8 @@ def gavel(path: Path) -> Iterator[tuple[int, TraceJob]]:
 def openb(path: Path) -> Iterator[tuple[int, TraceJob]]:
     """Alibaba's openb pods that ask for GPUs; a pod that never ended counts to the end of the log.
 
-    ``util`` is the part of a GPU it asks for (``gpu_milli``); the trace does not say device memory.
+    ``util`` is the part of a GPU it asks for (``gpu_milli``); the trace does not say device memory. The processors it
+    asks for (``cpu_milli``) are divided among its GPUs.
     """
     rows = [row for row in read_table(path) if row.whole("num_gpu") > 0]
     if rows and "creation_time" not in rows[0].fields:
@@ -231,13 +232,45 @@ def openb(path: Path) -> Iterator[tuple[int, TraceJob]]:
                 duration_s=deleted - created,
                 workload=str(row.fields.get("gpu_spec") or ""),
                 util=min(1.0, row.number("gpu_milli", above=True) / 1000.0),
+                cpus=cpus_of(row),
             ),
         )
 
 
+def cpus_of(row: Row) -> float | None:
+    """Return the processor cores per GPU of a row of openb's pods; None when it asks for none."""
+    return (row.optional("cpu_milli") or 0.0) / 1000.0 / row.whole("num_gpu", 1) or None
+
+
+def openb_nodes(path: Path, memory_bytes: int) -> Cluster:
+    """Read the hosts with GPUs of Alibaba's openb node list.
+
+    Args:
+        path: The file.
+        memory_bytes: Of every GPU: the list does not say.
+
+    Raises:
+        TraceError: A row of it cannot be used.
+        OSError: The file cannot be read.
+    """
+    return Cluster(
+        tuple(
+            Node(
+                row.text("sn"),
+                row.whole("gpu"),
+                row.text("model"),
+                memory_bytes,
+                row.number("cpu_milli", above=True) / 1000.0,
+            )
+            for row in read_table(path)
+            if row.whole("gpu") > 0
+        )
+    )
+
+
 _OWN = {
     "job_id", "submit_s", "gpus", "duration_s", "workload", "memory_bytes", "util", "membw_util", "estimate_s", "user",
-    "weight", "max_slowdown",
+    "weight", "max_slowdown", "cpus",
 }  # fmt: skip
 
 
@@ -282,6 +315,7 @@ def own(path: Path) -> Iterator[tuple[int, TraceJob]]:
                 user=str(fields.get("user") or ""),
                 weight=1.0 if weight is None else weight,
                 max_slowdown=row.optional("max_slowdown", 1.0),
+                cpus=row.optional("cpus", above=True),
             ),
         )
 

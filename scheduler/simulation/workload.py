@@ -25,6 +25,7 @@ class TraceJob:
         user: Who submitted it.
         weight: Importance against other jobs (> 0).
         max_slowdown: Largest slowdown the job accepts; None = the cluster's default.
+        cpus: Processor cores of the host it needs for each GPU (> 0); None = the trace does not say.
     """
 
     job_id: str
@@ -39,6 +40,7 @@ class TraceJob:
     user: str = ""
     weight: float = 1.0
     max_slowdown: float | None = None
+    cpus: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,16 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A host with equal GPUs. ``memory_bytes`` is what jobs may use of each."""
+    """A host with equal GPUs.
+
+    ``memory_bytes`` is what jobs may use of each, ``cpus`` its processor cores (None = more than enough).
+    """
 
     name: str
     gpus: int
     gpu_type: str = "gpu"
     memory_bytes: int = 24 * GIB
+    cpus: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

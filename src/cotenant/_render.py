@@ -253,13 +253,17 @@ def hosts(views: Sequence[HostView]) -> RenderableType:
     if not views:
         return Text("no hosts: 'cotenant doctor --cluster' says why")
     now = time.time()
-    table = FittingTable("HOST", "NAME", "STATE", "GPUS", "LAST REPORT", "NOTE", spare=("NAME", "LAST REPORT"))
+    table = FittingTable(
+        "HOST", "NAME", "STATE", "GPUS", "PROCESSORS", "LAST REPORT", "NOTE",
+        spare=("NAME", "LAST REPORT", "PROCESSORS"),
+    )  # fmt: skip
     for host in views:
         table.row(
             host.host_id[:12],
             host.name,
             Text("reachable", "green") if host.reachable else Text("unreachable", "red"),
             str(len(host.gpus)),
+            "-" if host.cpus is None else f"{host.cpus_reserved:g} of {host.cpus:g}",
             "-" if host.last_report_at is None else f"{span(now - host.last_report_at)} ago",
             "; ".join(part for part in (host.claim, host.note) if part),
         )

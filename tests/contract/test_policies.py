@@ -19,6 +19,7 @@ from cotenant.placement.statement import Statement
 from cotenant.placement.types import GpuView, NoFit, Placement, Request
 
 RULE = UtilisationRule()
+CPUS = {"h0": 4.3, "h1": None}  # processors
 
 profiles = st.builds(profile, st.floats(0.0, 1.0), st.none() | st.integers(1, 20 * GIB)) | st.just(UNKNOWN_PROFILE)
 requests = st.builds(
@@ -31,10 +32,11 @@ requests = st.builds(
     exclusive=st.booleans(),
     one_host=st.booleans(),
     known=profiles,
+    cpus=st.sampled_from([0.0, 0.0, 0.1, 1.0, 2.5]),
 )
 clusters = st.lists(
     st.tuples(st.sampled_from(["h0", "h1"]), st.sampled_from([8 * GIB, 16 * GIB]), st.booleans()), max_size=5
-).map(lambda rows: [gpu(f"g{i}", host=h, memory=m, schedulable=s) for i, (h, m, s) in enumerate(rows)])
+).map(lambda rows: [gpu(f"g{i}", host=h, memory=m, schedulable=s, cpus=CPUS[h]) for i, (h, m, s) in enumerate(rows)])
 rules = st.builds(
     PlacementSettings,
     packing_bias=st.floats(0.0, 1.0),
@@ -68,6 +70,9 @@ def run(
 
 
 def check(view: tuple[GpuView, ...]) -> None:
+    for host_id, cpus in CPUS.items():
+        taken = math.fsum(r.cpus for each in view if each.host_id == host_id for r in each.residents)
+        assert cpus is None or taken <= cpus + 1e-9
     for each in view:
         assert sum(r.share.memory_bytes for r in each.residents) <= each.memory_bytes
         assert sum(r.share.compute for r in each.residents) <= 1.0

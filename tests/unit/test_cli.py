@@ -93,6 +93,7 @@ HINT_OPTIONS = {
     "restart": ("never", "never"),
     "group": ("web", "web"),
     "anti_affinity": ("tenant:t", "tenant:t"),
+    "cpus": ("4", 4.0),
     "checkpoint": ("own", "own"),
     "grace": ("90s", 90.0),
     "deadline": ("2h", None),

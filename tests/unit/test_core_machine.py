@@ -43,6 +43,7 @@ from cotenant.scheduler.core.reconcile import InventoryItem, Phase, reconcile
 from cotenant.scheduler.core.state import State
 
 HOSTS = ("h1", "h2", "h3")
+CPUS = {"h1": 6.0, "h2": 4.0, "h3": None}  # processors
 CONFIGURED = Settings(
     placement=settings().placement,
     rebalance=RebalanceSettings(move_cost_s=5.0),
@@ -134,6 +135,8 @@ class Cluster(RuleBasedStateMachine):
             assert self.ended.get(job_id, job.state) == job.state, f"{job_id} ended as {self.ended[job_id]}"
             if job.state.terminal:
                 self.ended[job_id] = job.state
+        for view in queries.hosts(state):
+            assert view.cpus is None or view.cpus_reserved <= view.cpus, view
         running: dict[str, int] = {}
         for agent in self.agents.values():
             for job_id, part in agent.parts.items():
@@ -175,6 +178,7 @@ class Cluster(RuleBasedStateMachine):
                 "deadline_s": st.sampled_from([None, 1100.0]),
                 "checkpoint": st.sampled_from(["none", "own", "own"]),
                 "expected_duration_s": st.sampled_from([None, 5000.0]),
+                "cpus": st.sampled_from([None, None, 1.0, 2.5, 7.0]),
             }
         ),
     )
@@ -232,9 +236,9 @@ class Cluster(RuleBasedStateMachine):
     def join(self, host_id: str, gpus: int, memory: int) -> None:
         agent = self.agents.get(host_id)
         if agent is None:
-            agent = self.agents[host_id] = Agent(host(host_id, gpus, memory * GIB))
-        elif agent.host != host(host_id, gpus, memory * GIB):
-            agent.host = host(host_id, gpus, memory * GIB)
+            agent = self.agents[host_id] = Agent(host(host_id, gpus, memory * GIB, CPUS[host_id]))
+        elif agent.host != host(host_id, gpus, memory * GIB, CPUS[host_id]):
+            agent.host = host(host_id, gpus, memory * GIB, CPUS[host_id])
             self.nothing_lost = False  # a GPU that shrank is over-full for a while
         agent.reachable = True
         self.happen(HostJoined(agent.host))

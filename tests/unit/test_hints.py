@@ -75,6 +75,9 @@ ACCEPTED = [
     ("restart", "on_failure", "restart", "on_failure"),
     ("group", "web", "group", "web"),
     ("anti_affinity", "tenant:ml", "anti_affinity", "tenant:ml"),
+    ("cpus", "4", "cpus", 4.0),
+    ("cpus", 0.5, "cpus", 0.5),
+    ("cpus", "1.00049", "cpus", 1.0),
     ("anti_affinity", "tenant:ml , group:web,tenant:ml", "anti_affinity", "group:web,tenant:ml"),
 ]
 
@@ -95,6 +98,7 @@ REFUSED = [
         for value in ("0GiB", "-2GiB", "2GiBs", "2 G", "2h", "nanGiB", "1e3", "9999999TiB", 0, 1.5)
     ),
     *(("compute", value) for value in ("0", "0%", "1.01", "140%", "-0.4", "nan", "inf", "40 %%", 0, 1.4, -0.1, "0,4")),
+    *(("cpus", value) for value in ("0", 0, -1, "-2", 0.0001, "4097", "4 cores", "50%")),
     *(("criticality", value) for value in ("1.1", "-1", 2, "101%", "high")),
     *(("max_slowdown", value) for value in ("0.9", "-20%", 0, "101", "fast", "1.2x")),
     *(

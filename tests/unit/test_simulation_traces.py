@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from simulating import crowd, job
 
 from cotenant.scheduler.simulation.errors import TraceError
 from cotenant.scheduler.simulation.tables import GavelTruth, StageTruth, load_pairs, utilisations
-from cotenant.scheduler.simulation.traces import FORMATS, load, write_own
-from cotenant.scheduler.simulation.workload import TraceJob, trace_of
+from cotenant.scheduler.simulation.traces import FORMATS, load, openb_nodes, write_own
+from cotenant.scheduler.simulation.workload import GIB, Node, TraceJob, trace_of
 
 MIB = 1 << 20
 WEEK = "job_id,user,gpu_num,submit_time,duration,model,batchsize,amp,gpu_util,gmem_util,gmem,estimate_s"
@@ -61,24 +62,25 @@ def test_the_other_forms(write: Callable[..., Path]) -> None:
     assert only == TraceJob("row-2", 0.0, 2, 66.0, user="11cb48")
     (only,) = load(write(MURI, "0,8,5000,109,gpt2,4,5095000,91000,400,0.6,300,49,0")).jobs
     assert only == TraceJob("0", 0.0, 8, 5095.0, "gpt2/4/x8", util=0.75)
-    pods = load(write(OPENB, "a,1,1,0,0,,LS,Running,0,9,0", "b,1,1,1,460,V100,LS,Running,5,25,5")).jobs
-    assert pods == (TraceJob("b", 0.0, 1, 20.0, "V100", util=0.46),)
+    pods = load(write(OPENB, "a,1,1,0,0,,LS,Running,0,9,0", "b,6000,1,4,1000,V100,LS,Running,5,25,5")).jobs
+    assert pods == (TraceJob("b", 0.0, 4, 20.0, "V100", util=1.0, cpus=1.5),)
     both = load(write(GAVEL_ROW.format(10), GAVEL_ROW.format(0), name="some.trace")).jobs
     assert [(each.job_id, each.submit_s) for each in both] == [("row-2", 0.0), ("row-1", 10.0)]
     assert (both[0].workload, both[0].duration_s, both[0].gpus) == ("ResNet-18 (batch size 128)/x4", 925982.0, 4)
 
 
+def test_the_hosts_of_openb(write: Callable[..., Path]) -> None:
+    path = write("sn,cpu_milli,memory_mib,gpu,model", "n0,32000,262144,0,", "n1,96000,393216,8,V100M32")
+    assert openb_nodes(path, GIB).nodes == (Node("n1", 8, "V100M32", GIB, 96.0),)
+
+
 def test_our_own_form_comes_back_equal(tmp_path: Path) -> None:
     trace = crowd(10)
-    shifted = trace_of("own", (job_at_zero(each, trace.jobs[0].submit_s) for each in trace.jobs))
+    shifted = trace_of(
+        "own", (replace(each, submit_s=each.submit_s - trace.jobs[0].submit_s, cpus=1.5) for each in trace.jobs)
+    )
     write_own(shifted, tmp_path / "own.json")
     assert load(tmp_path / "own.json") == shifted
-
-
-def job_at_zero(each: TraceJob, start: float) -> TraceJob:
-    from dataclasses import replace
-
-    return replace(each, submit_s=each.submit_s - start)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_bad_files_are_named(write: Callable[..., Path], lines: tuple[str, ...],
         ({"util": 1.5}, "util: 1.5 is not accepted; give a fraction in [0, 1]"),
         ({"max_slowdown": 0.5}, "max_slowdown: '0.5' is not accepted"),
         ({"weight": 0}, "weight: '0' is not accepted"),
-        ({"colour": "red"}, "jobs[0]: 'colour' is not accepted; give only duration_s"),
+        ({"colour": "red"}, "jobs[0]: 'colour' is not accepted; give only cpus, duration_s"),
         ({"job_id": None}, "job_id: None is not accepted"),
     ],
 )
