@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 
 from scheduling import host
 
 from cotenant.actors.messages import HostReport
+from cotenant.actors.scheduler_actor import Scheduler
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.events import Event, JobExited, JobStarted
 from cotenant.scheduler.core.reconcile import InventoryItem
@@ -78,6 +80,7 @@ class FakeFleet:
         self.hosts = {one.host.host_id: one for one in hosts}
         self.left = limit
         self.forgotten: list[str] = []
+        self._sending = threading.Lock()  # commands are sent from several threads of a scheduler
 
     def ensure_agents(self) -> set[str]:
         """See ``Fleet``."""
@@ -89,13 +92,14 @@ class FakeFleet:
 
     def dispatch(self, commands: Sequence[Command]) -> None:
         """See ``Fleet``."""
-        for command in commands:
-            if self.left is not None:
-                if self.left == 0:
-                    return
-                self.left -= 1
-            if command.host_id in self.hosts:
-                self.hosts[command.host_id].apply(command)
+        with self._sending:
+            for command in commands:
+                if self.left is not None:
+                    if self.left == 0:
+                        return
+                    self.left -= 1
+                if command.host_id in self.hosts:
+                    self.hosts[command.host_id].apply(command)
 
     def resize(self, size: object) -> None:
         """See ``Fleet``."""
@@ -103,3 +107,13 @@ class FakeFleet:
     def health(self, silence: dict[str, float], note: str) -> Health:
         """See ``Fleet``."""
         return Health(ok=not note, components=[])
+
+
+class PromptScheduler(Scheduler):
+    """Answers when its commands are sent, too; the real one answers first, and a test would have to wait."""
+
+    def _commit(self, events: Sequence[Event]) -> None:
+        try:
+            super()._commit(events)
+        finally:
+            super()._commit([])  # is answered after everything is sent that was answered before

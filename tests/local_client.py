@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from fake_hosts import FakeFleet, FakeHost
+from fake_hosts import FakeFleet, FakeHost, PromptScheduler
 
 from cotenant.actors.scheduler_actor import Scheduler
 from cotenant.configs.settings import Settings
@@ -43,7 +43,7 @@ class LocalCotenant:
     def __init__(self, home: Path, *hosts: FakeHost, settings: Settings | None = None) -> None:
         self.hosts = hosts
         config = (settings or Settings()).model_dump_json()
-        self.scheduler = Scheduler(config, f"sqlite:///{home}/journal.db", str(home), FakeFleet(*hosts))  # type: ignore[arg-type]
+        self.scheduler = PromptScheduler(config, f"sqlite:///{home}/journal.db", str(home), FakeFleet(*hosts))  # type: ignore[arg-type]
         self.client = Client(LocalLink(self.scheduler))  # type: ignore[arg-type]
         self.report()
 

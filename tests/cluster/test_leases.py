@@ -214,11 +214,14 @@ def test_train_workers_run_each_under_a_share_and_end_with_the_lease(single, tmp
         assert [one["share"] for one in seen] == [0, 1]
         assert len({tuple(one["cores"]) for one in seen}) == 2, "each rank is on its own device"
         wait_until(
-            lambda: (usage := single.client.job(lease.job_id).usage) and usage.step_rate,
+            lambda: (
+                (usage := single.client.job(lease.job_id).usage)
+                and usage.step_rate
+                and "2 processes train" in usage.controls
+            ),
             30,
-            f"the job's steps are counted ({single.client.job(lease.job_id)})",
+            f"the steps of both are counted ({single.client.job(lease.job_id)})",
         )
-        assert "2 processes train" in single.client.job(lease.job_id).usage.controls
     finally:
         lease.release()
     for one in seen:

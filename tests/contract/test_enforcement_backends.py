@@ -16,7 +16,7 @@ from fake_torch import FakeTorch
 from support import wait_until
 
 from cotenant.actors.devices.base import GpuInfo
-from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
+from cotenant.actors.enforcement.base import EnforcementBackend, JobReport, StaleCommand
 from cotenant.actors.enforcement.cpu import EVERYTHING_HELD, NO_STEP, NOTHING_SEEN, CpuEnforcement
 from cotenant.actors.enforcement.cuda import MigEnforcement, MpsEnforcement, TimeSliceEnforcement
 from cotenant.actors.enforcement.host import HostEnforcement
@@ -165,6 +165,19 @@ def utilisation(pid: int, seconds: float) -> float:
     return (cpu_seconds(pid) - used) / (time.monotonic() - started)
 
 
+def it_steps_freely(job: Job) -> None:
+    """Nothing holds it back any more, from a step on that began after its share had grown."""
+
+    def report() -> JobReport:
+        return job.backend.report(job.dir, time.monotonic())
+
+    before = report()
+    wait_until(lambda: report().steps > before.steps + 2, 20, "the step that was held back is over")
+    free = report()
+    wait_until(lambda: report().steps > free.steps + 20, 20, "it steps on")
+    assert report().throttled_s == free.throttled_s
+
+
 def test_shares_are_in_force_as_applied(job):
     job.apply(0.5, 0.25, memory_bytes=7, epoch=2, revision=3)
     assert job.backend.in_force(job.dir) == (2, 3)
@@ -253,10 +266,7 @@ def test_a_training_process_is_held_resized_and_reported(training):
     assert held.processes == 1
 
     job.apply(1.0, revision=2)
-    time.sleep(0.3)
-    free = job.backend.report(job.dir, time.monotonic())
-    wait_until(lambda: job.backend.report(job.dir, time.monotonic()).steps > free.steps + 20, 20, "it steps freely")
-    assert job.backend.report(job.dir, time.monotonic()).throttled_s == free.throttled_s
+    it_steps_freely(job)
 
 
 def test_memory_beyond_the_share_is_refused_in_the_job_that_asks(tmp_path):
@@ -306,10 +316,7 @@ def test_a_program_on_a_gpu_is_held_and_resized_while_it_runs(stepping):
 
     job.apply(1.0, memory_bytes=800, revision=1)
     wait_until(lambda: torch.done[-1] == ["fraction", 0.8, 0], 5, "more memory, with the next step")
-    time.sleep(0.1)
-    free = job.backend.report(job.dir, time.monotonic())
-    wait_until(lambda: job.backend.report(job.dir, time.monotonic()).steps > free.steps + 20, 20, "it steps freely")
-    assert job.backend.report(job.dir, time.monotonic()).throttled_s == free.throttled_s
+    it_steps_freely(job)
 
 
 def test_memory_of_a_gpu_shrinks_only_to_what_is_free_to_take(stepping):

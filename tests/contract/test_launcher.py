@@ -336,9 +336,9 @@ def test_jobs_end_when_their_lease_is_not_renewed(host):
 
 
 def test_a_renewed_lease_goes_on(host):
-    host.python("import time; time.sleep(1.5)")
-    for _ in range(5):
-        host.launcher.renew(time.monotonic() + 0.6)
+    host.python("import time; time.sleep(2.5)")
+    for _ in range(8):
+        host.launcher.renew(time.monotonic() + 1.5)
         time.sleep(0.25)
     host.launcher.renew(time.monotonic() + 10)
     assert host.exited().exit_code == 0
