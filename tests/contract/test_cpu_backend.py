@@ -157,7 +157,7 @@ def test_the_time_of_ended_children_is_kept_and_counted_once(bench: Bench, sampl
                 bench.read()
             root.go()
     root.wait_for("b")
-    wait_until(lambda: bench.read().busy_s > 0.15, 2.0, "the children's time in the counter")
+    wait_until(lambda: bench.read().busy_s > 0.15, 10.0, "the children's time in the counter")
     assert bench.read().busy_s == pytest.approx(0.2, abs=TOLERANCE_S)
 
 
@@ -179,7 +179,7 @@ def test_a_whole_tree_counts_and_ends_without_loss(bench: Bench) -> None:
     readings = []
     wait_until(lambda: readings.append(bench.read().busy_s) or readings[-1] > 0.17, 5.0, "the tree's time", 0.005)
     root.wait_for("b")
-    wait_until(lambda: bench.read().busy_s == bench.read().busy_s, 1.0, "a counter at rest")
+    wait_until(lambda: bench.read().busy_s == bench.read().busy_s, 10.0, "a counter at rest")
     assert bench.read().busy_s == pytest.approx(0.2, abs=TOLERANCE_S)
     assert readings == sorted(readings)
 
@@ -227,7 +227,7 @@ def test_a_root_that_ended_but_was_not_waited_for_has_no_readings(bench: Bench) 
     bench.watch(root)
     assert bench.read().memory_bytes is not None
     root.process.kill()
-    wait_until(lambda: bench.read().memory_bytes is None, 2.0, "no reading of a zombie")
+    wait_until(lambda: bench.read().memory_bytes is None, 10.0, "no reading of a zombie")
     assert bench.read().busy_s is None
 
 

@@ -205,7 +205,7 @@ def test_a_second_stop_can_only_shorten_the_grace(host):
     host.launcher.stop("job", 1, 60.0, "first")
     host.launcher.stop("job", 1, 90.0, "second")
     host.launcher.stop("job", 1, 0.0, "third")
-    assert host.exited(timeout_s=3.0) == Exited("job", 1, -signal.SIGKILL, "first", stopped=True)
+    assert host.exited() == Exited("job", 1, -signal.SIGKILL, "first", stopped=True)
 
 
 def test_stopping_what_is_not_there_is_fine(host):

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
+from statistics import median
 
 import pytest
 from benchmarks.colocation.devices import MemberClock, open_device
 from benchmarks.colocation.readings import DeviceError, Ticker, mean, peak
 from nvml_standin import Standin
+from support import wait_until
 
 from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog
 
@@ -239,8 +242,8 @@ class TestCuda:
         change = f"time.sleep(0.5)\nopen(os.environ['NVML_STANDIN_STATE'], 'w').write({chr(10).join(later)!r})\n"
         found = standin.python((SAMPLE % 1.6).replace("time.sleep(", change + "time.sleep(", 1))
         assert found["members"]["a"]["util_mean"] == pytest.approx(0.4)
-        assert 0.3 < found["members"]["a"]["util_age_s"] < 0.6
-        assert found["members"]["b"]["util_age_s"] < 0.3
+        assert 0.3 < found["members"]["a"]["util_age_s"] < 1.0
+        assert found["members"]["b"]["util_age_s"] < found["members"]["a"]["util_age_s"]
 
     def test_foreign_numbers_of_a_container_are_noted(self, standin):
         found = sampled(standin, "gpu 0", "process 0 pid=77 memory=1 sm=1", seconds=0.2)
@@ -251,9 +254,10 @@ class TestTicker:
     def test_ticks_ten_times_a_second(self):
         times = []
         ticker = Ticker(lambda: times.append(time.monotonic()))
-        time.sleep(0.55)
+        wait_until(lambda: len(times) >= 6, 10.0, "six ticks")
         assert ticker.stop()
-        assert 5 <= len(times) <= 6
+        assert times[5] - times[0] > 0.45
+        assert median(after - before for before, after in pairwise(times)) < 0.15  # a busy machine may be late once
         assert ticker.ticks == len(times)
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
