@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, what: str, poll_s: float = 0.02) -> None:
@@ -13,3 +14,15 @@ def wait_until(condition: Callable[[], object], timeout_s: float, what: str, pol
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s} s: {what}")
         time.sleep(poll_s)
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and that nobody has asked about yet does not.
+
+    A process that was killed by others than its parent ends a moment later: wait for it.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

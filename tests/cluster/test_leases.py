@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import support
 from ray import cloudpickle
-from support import wait_until
+from support import alive, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -23,14 +23,6 @@ for module in (sys.modules[__name__], support):
     cloudpickle.register_pickle_by_value(module)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_program.py"
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def make_trainer() -> Any:

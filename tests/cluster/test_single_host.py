@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import wait_until
+from support import alive, wait_until
 
 from cotenant.scheduler.core.model import Hints
 from cotenant.scheduler.errors import HintError
@@ -17,14 +17,6 @@ from cotenant.scheduler.errors import HintError
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 BUSY = "import time\nend = time.time() + float({seconds})\nwhile time.time() < end: pass\n"
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_gpus_are_claimed_in_rays_own_accounting(single):

@@ -25,7 +25,7 @@ from benchmarks.colocation.workloads.helper import ENDED, FELL, REQUEST, CartPol
 from benchmarks.colocation.workloads.mix import CLASSES, class_of
 from benchmarks.colocation.workloads.processes import Helper, helper_cores
 from benchmarks.colocation.workloads.reinforcement import DISCOUNT, discounted
-from support import wait_until
+from support import alive, wait_until
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = {
@@ -62,14 +62,6 @@ def built() -> Iterator[Build]:
     yield make
     for workload in workloads:
         workload.close()
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has asked about yet does not."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return False
 
 
 def waiting_bytes(helper: Helper) -> int:
