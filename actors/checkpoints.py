@@ -8,11 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cotenant.actors.launchspec import LaunchError
+from cotenant.actors import runner
+from cotenant.actors.launchspec import Launch, LaunchError
 from cotenant.configs.settings import CheckpointSettings
 
 CHECKPOINTS = "checkpoints"
 KEPT_S = 7 * 86400.0
+_DIRECTORY, _CONTINUES = "COTENANT_CHECKPOINT_DIR", "COTENANT_CONTINUES"  # as in cotenant.checkpointing
+_STOP_FILE = "COTENANT_STOP_FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Checkpoints:
             mine.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise LaunchError(f"checkpoints.directory: cannot make {mine}: {error}", exit_code=1, retry=True) from error
-        return {"COTENANT_CHECKPOINT_DIR": str(mine), "COTENANT_CONTINUES": "1" if epoch > 1 else "0"}
+        return {_DIRECTORY: str(mine), _CONTINUES: "1" if epoch > 1 else "0"}
 
     def sweep(self, now: float, running: Collection[str]) -> None:
         """Remove what jobs that are not here any more have not touched for ``KEPT_S``; ``now`` in Unix seconds."""
@@ -55,6 +58,17 @@ class Checkpoints:
             with suppress(FileNotFoundError):
                 if mine.name not in running and _touched(mine) < now - KEPT_S:
                     shutil.rmtree(mine, ignore_errors=True)
+
+
+def lease_variables(launch: Launch, job_dir: Path) -> dict[str, str]:
+    """Return the variables by which processes under a lease save, and find out when they are to; none if they do not.
+
+    Args:
+        launch: What was launched, with what ``Checkpoints.environment`` had said.
+        job_dir: Its directory.
+    """
+    said = {name: launch["env"][name] for name in (_DIRECTORY, _CONTINUES) if name in launch["env"]}
+    return said and said | {_STOP_FILE: str(job_dir / runner.STOP)}
 
 
 def _touched(folder: Path) -> float:

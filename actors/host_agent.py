@@ -184,7 +184,8 @@ class HostAgent:
             case StopJob():
                 with self._lock:
                     self._preparing.pop((command.job_id, command.epoch), None)
-                self._launcher.stop(command.job_id, command.epoch, command.grace_s, command.reason)
+                how = (command.grace_s, command.reason)
+                self._launcher.stop(command.job_id, command.epoch, *how, asks=command.asks)
 
     def _needs_environment(self, command: StartJob) -> bool:
         return command.spec.runtime_env is not None and command.spec.submit_host != self._host_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import shutil
@@ -18,12 +19,21 @@ _KEPT = re.compile(rf"({JOB_ID.pattern})\.([0-9]+)\.log")
 
 
 class StopRequest(NamedTuple):
-    """Content of ``stop.json``; ``kill_at`` on the monotonic clock, which does not jump and outlives the agent."""
+    """Content of ``stop.json``; ``kill_at`` on the monotonic clock, which does not jump and outlives the agent.
+
+    ``lost``: the host lets the job down. ``asks``: its processes find out here, and nobody signals them (a lease).
+    """
 
     grace_s: float
     reason: str
     kill_at: float
-    lost: bool = False  # the host lets the job down
+    lost: bool = False
+    asks: bool = False
+
+    def after(self, first: StopRequest) -> StopRequest:
+        """Return what holds when this request comes after another: it can only be more urgent."""
+        kill_at, asks = min(self.kill_at, first.kill_at), self.asks and first.asks
+        return first if (kill_at, asks) == (first.kill_at, first.asks) else first._replace(kill_at=kill_at, asks=asks)
 
     def capped(self, now: float) -> StopRequest:
         """Return the request with at most its grace period left."""
@@ -84,6 +94,16 @@ def read_stop(job_dir: Path) -> StopRequest | None:
 def write_stop(job_dir: Path, request: StopRequest) -> None:
     """Write down that the job shall stop; the supervisor reads it when it is signalled."""
     runner.write_json(str(job_dir / runner.STOP), request._asdict())
+
+
+def open_renewal(path: Path) -> mmap.mmap:
+    """Map the file that says until when the leases of this host hold; make it when it is not there."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, runner.RENEWAL_LAYOUT.size)
+        return mmap.mmap(descriptor, runner.RENEWAL_LAYOUT.size)
+    finally:
+        os.close(descriptor)
 
 
 def attached(job_dir: Path, *, started_only: bool = False) -> list[runner.Process]:

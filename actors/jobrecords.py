@@ -111,7 +111,9 @@ class JobRecord:
         return self.exited
 
     def signal(self) -> None:
-        """Tell the job's processes that it shall end; the request is in its directory."""
+        """Tell the job's processes that it shall end, unless they look for the request in its directory themselves."""
+        if self.stop is not None and self.stop.asks:
+            return
         roots = [] if self.supervisor is None else [self.supervisor]
         for process in roots + jobfiles.attached(self.launched.job_dir, started_only=True):
             runner.send(process, signal.SIGTERM)
@@ -152,6 +154,8 @@ class JobRecord:
     def _look_at_lease(self) -> Exited | None:
         if self.stop is None:
             return None
+        if self.stop.asks:
+            return self._end_asked() if time.monotonic() >= self.stop.kill_at else None
         left = jobfiles.attached(self.launched.job_dir, started_only=True)
         if not left:
             code = -signal.SIGKILL if self.stop.lost else 0
@@ -159,6 +163,15 @@ class JobRecord:
         if time.monotonic() >= self.stop.kill_at:
             self._kill(left)
         return None
+
+    def _end_asked(self) -> Exited | None:
+        """Its program was to give the lease back, and has not."""
+        left = jobfiles.attached(self.launched.job_dir, started_only=True)
+        self._kill(left)
+        if left or self.stop is None:
+            return None
+        reason = f"{self.stop.reason}; its program did not give it back within {self.stop.grace_s:g} s"
+        return Exited(*self.key, -signal.SIGKILL, reason, self.stop.lost, stopped=True)
 
     def _end_damaged(self) -> Exited | None:
         """What the job is or was cannot be told for certain: end it and say so."""

@@ -10,7 +10,6 @@ Layout of the run directory (owner only)::
 
 from __future__ import annotations
 
-import mmap
 import os
 import secrets
 import shutil
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cotenant.actors import jobfiles, jobrecords, launchspec, runner
-from cotenant.actors.checkpoints import CHECKPOINTS, Checkpoints
+from cotenant.actors.checkpoints import CHECKPOINTS, Checkpoints, lease_variables
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
 from cotenant.actors.enforcement.cpu import CpuEnforcement
@@ -82,7 +81,7 @@ class Launcher:
         self._swept_at = 0.0
         limit = time.monotonic() + first_validity_s
         used_before = (self._dir / runner.RENEWAL).exists()
-        self._renewal = _open_renewal(self._dir / runner.RENEWAL)
+        self._renewal = jobfiles.open_renewal(self._dir / runner.RENEWAL)
         self.renew(min(self._valid_until(), limit) if used_before else limit)
         self._over = jobfiles.kept_epochs(self._dir)  # newest epoch of a job that is over here: no older one may start
         self._jobs: dict[tuple[str, int], JobRecord] = {}
@@ -235,7 +234,8 @@ class Launcher:
             job = self._jobs[job_id, epoch]
             launch = jobfiles.read_launch(job.launched.job_dir)
             base = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-            return self._variables | self._environment(launch, job.launched.job_dir, base)
+            own = lease_variables(launch, job.launched.job_dir)
+            return self._variables | self._environment(launch, job.launched.job_dir, base) | own
 
     def holds(self, job_id: str, epoch: int, token: str) -> bool:
         """Whether this is the token of a job that runs here."""
@@ -420,11 +420,20 @@ class Launcher:
             self._backend.apply(job.launched.job_dir, ordered, epoch, revision)
             job.shares, job.revision = ordered, revision
 
-    def stop(self, job_id: str, epoch: int, grace_s: float, reason: str, *, lost: bool = False) -> None:
+    def stop(
+        self, job_id: str, epoch: int, grace_s: float, reason: str, *, lost: bool = False, asks: bool = False
+    ) -> None:
         """Begin to end a job: SIGTERM now, SIGKILL to what is left after ``grace_s``. ``poll`` says when it is over.
 
         A second call can only shorten the grace period. A job that is not here (any more) is fine, and will not start.
-        ``lost``: it has done nothing wrong, the host lets it down.
+
+        Args:
+            job_id: The job.
+            epoch: Epoch of its lease.
+            grace_s: Seconds.
+            reason: Why, for people.
+            lost: It has done nothing wrong, the host lets it down.
+            asks: Nobody is signalled: its processes find the request, and it is over when it is stopped without this.
         """
         with self._lock:
             job = self._jobs.get((job_id, epoch))
@@ -433,11 +442,11 @@ class Launcher:
                 return
             if self._check(job) is not None:
                 return
-            request = jobfiles.StopRequest(grace_s, reason, time.monotonic() + grace_s, lost)
-            if job.stop is not None and job.stop.kill_at <= request.kill_at:
-                return
+            request = jobfiles.StopRequest(grace_s, reason, time.monotonic() + grace_s, lost, asks)
             if job.stop is not None:
-                request = request._replace(reason=job.stop.reason, lost=job.stop.lost)
+                request = request.after(job.stop)
+            if request == job.stop:
+                return
             job.stop = request
             try:
                 jobfiles.write_stop(job.launched.job_dir, request)
@@ -466,15 +475,6 @@ class Launcher:
             self._swept_at = now
             jobfiles.delete_older(self._dir, now - self._keep_output_s)
             self._checkpoints.sweep(now, {job_id for job_id, _ in self._jobs})
-
-
-def _open_renewal(path: Path) -> mmap.mmap:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.ftruncate(descriptor, runner.RENEWAL_LAYOUT.size)
-        return mmap.mmap(descriptor, runner.RENEWAL_LAYOUT.size)
-    finally:
-        os.close(descriptor)
 
 
 def _start_supervisor(job_dir: Path) -> None:

@@ -33,6 +33,7 @@ _OWN_VARIABLES = frozenset(
         "LEASE_TOKEN",
         "CHECKPOINT_DIR",
         "CONTINUES",
+        "STOP_FILE",
     )
 )
 

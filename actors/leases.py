@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ RENEW_S = 1.0
 POLL_S = 0.05
 _NODE_ID = "ray.io/node-id"  # the label Ray gives every node
 _DECIDED = ("num_gpus", "scheduling_strategy", "label_selector")
+_NOT_HERE = "a process cannot leave its GPU; take the lease and start others with lease.options() or train_options()"
 _USERS_OWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # the lease only has defaults for these
 
 
@@ -56,16 +58,32 @@ class _Hold:
     def __init__(self, client: Client, view: JobView) -> None:
         self._client = client
         self._job_id = view.job_id
-        self._epoch = view.epoch
+        self._saves = _saves(view)
+        self._lock = threading.Lock()
         self._let_go = threading.Event()
+        self.epoch = view.epoch
+        self.asked = ""  # why it is to be given back
         self.ended = ""  # why the lease is not held any more
         threading.Thread(target=self._renew_loop, name=f"renew-{view.job_id}", daemon=True).start()
 
     def look(self) -> None:
         """Renew the lease now, and see whether it is still there."""
-        view = self._client.renew(self._job_id)
-        if view.state is not JobState.RUNNING or view.epoch != self._epoch:
-            self.ended = self.ended or view.reason or str(view.state)
+        self._take_in(self._client.renew(self._job_id))
+
+    def next_term(self) -> JobView:
+        """Give back what is held, and wait until there are GPUs for it again."""
+        view = _granted(self._client, self._client.return_lease(self._job_id, self.epoch), None, self.epoch)
+        with self._lock:
+            self.epoch, self.asked = view.epoch, ""
+        return view
+
+    def _take_in(self, view: JobView) -> None:
+        with self._lock:
+            held = view.state is JobState.RUNNING and view.epoch == self.epoch
+            if view.state.terminal or not (self._saves or held):
+                self.ended = self.ended or view.reason or str(view.state)
+            elif view.state is not JobState.STARTING and view.epoch == self.epoch and not held:
+                self.asked = self.asked or view.reason  # of another epoch it is old, or what ``next_term`` waits for
 
     def let_go(self) -> None:
         """Leave the rest to the thread. Safe in a finalizer."""
@@ -77,7 +95,7 @@ class _Hold:
             return
         self.ended = self.ended or "released"
         self._let_go.set()
-        self._client.stop(self._job_id, "released")
+        _give_up(self._client, self._job_id, "released")
 
     def _renew_loop(self) -> None:
         while not self.ended and not self._let_go.wait(RENEW_S):
@@ -93,7 +111,7 @@ class _Hold:
         if not self.ended and ray.is_initialized():
             self.ended = "nobody refers to it any more"
             try:
-                self._client.stop(self._job_id, self.ended)
+                _give_up(self._client, self._job_id, self.ended)
             except (CotenantError, RayError):
                 return  # it ends by its TTL
 
@@ -108,8 +126,8 @@ class GpuLease:
     def __init__(self, client: Client, view: JobView, attached_here: bool) -> None:
         self._client = client
         self._job_id = view.job_id
-        self._epoch = view.epoch
-        self._hosts = tuple(share.host_id for share in view.shares)
+        self._saves = _saves(view)
+        self._hosts = _hosts(view)
         self._here = attached_here
         self._attachment: shim.Attachment | None = None
         self._hold = _Hold(client, view)
@@ -131,6 +149,38 @@ class GpuLease:
     def lost(self) -> str | None:
         """Why the lease is not held any more; None while it is. As of the last renewal, every second; asks nobody."""
         return self._hold.ended or None
+
+    @property
+    def stop_requested(self) -> str | None:
+        """Why the program is to save and end its processes (``terms``); None while it is not. As ``lost``, asks nobody.
+
+        Processes that were started under a share learn it at once (``cotenant.checkpointing``).
+        """
+        return self._hold.asked or None
+
+    def terms(self) -> Iterator[int]:
+        """Have the lease suspended and moved: yields once for each time that it has GPUs, 1, 2, …
+
+        In each term the program starts its processes with the options of the lease, continues from its checkpoint, and
+        ends them when it is done or asked to stop, within the grace period of its hints. After the last term nobody had
+        asked; one after which somebody had may have been the last as well, so a program that is done may ``break``.
+
+        Example:
+            >>> with cotenant.lease(gpus=2, checkpoint="own") as lease:
+            ...     for _ in lease.terms():
+            ...         scaling, run = lease.train_options()
+            ...         TorchTrainer(loop, scaling_config=..., run_config=RunConfig(name="mine", ..., **run)).fit()
+
+        Raises:
+            LeaseLost: It was stopped, lost with its host, or not given back within the grace period.
+        """
+        for term in itertools.count(1):
+            yield term
+            self._hold.look()
+            self.check()
+            if not self._hold.asked:
+                return
+            self._hosts = _hosts(self._hold.next_term())
 
     def check(self) -> None:
         """Make sure that the lease is still held, as of the last renewal (every second; costs nothing).
@@ -165,7 +215,7 @@ class GpuLease:
         self.check()
         host_id = self._hosts[index]
         try:
-            values = self._client.lease_environment(host_id, self._job_id, self._epoch)
+            values = self._client.lease_environment(host_id, self._job_id, self._hold.epoch)
         except KeyError:  # its host has ended it, and this process has not been told yet
             self._hold.look()
             self.check()
@@ -219,10 +269,12 @@ class GpuLease:
 
         Raises:
             LeaseLost: The lease is not held any more.
-            ValueError: No share on this host.
+            ValueError: No share on this host, or the program has promised to save.
             RuntimeError: The process is under a share already.
         """
         self.check()
+        if self._saves:
+            raise ValueError(f"checkpoint: 'own' is not accepted for a process that attaches itself; {_NOT_HERE}")
         here = ray.get_runtime_context().get_node_id()
         if here not in self._hosts:
             raise ValueError(f"lease {self._job_id} has no share on this host; take it with here=True")
@@ -301,6 +353,8 @@ def acquire(*, here: bool = False, name: str | None = None, timeout_s: float | N
     if timeout_s is not None and not (isinstance(timeout_s, Real) and 0.0 < timeout_s < math.inf):
         raise ValueError(f"timeout_s: {timeout_s!r} is not accepted; give seconds > 0, or None to wait")
     parsed = parse_hints(hints, time.time())
+    if here and parsed.checkpoint == "own":
+        raise HintError("checkpoint", "own", f"nothing with here=True: {_NOT_HERE}")
     if here:
         shim.refuse_second_share()
     client = Client.connect()
@@ -317,23 +371,47 @@ def acquire(*, here: bool = False, name: str | None = None, timeout_s: float | N
     try:
         view = _granted(client, view, timeout_s)
     except BaseException:
-        client.stop(spec.job_id, "not waited for any longer")
+        _give_up(client, spec.job_id, "not waited for any longer")
         raise
     return GpuLease(client, view, here)
 
 
-def _granted(client: Client, view: JobView, timeout_s: float | None) -> JobView:
+def _granted(client: Client, view: JobView, timeout_s: float | None, had_epoch: int = 0) -> JobView:
+    """Wait until the lease has GPUs: those of a later epoch than ``had_epoch``."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while view.state is not JobState.RUNNING:
+    returned, pause_s = had_epoch, POLL_S
+    while view.state is not JobState.RUNNING or view.epoch == had_epoch:
         if view.not_placeable:
             raise NotPlaceable(view.reason)
-        if view.state.terminal or view.state is JobState.STOPPING:
+        stopping = view.state is JobState.STOPPING
+        if view.state.terminal or (stopping and not _saves(view)):
             raise LeaseLost(f"lease {view.job_id}: {view.reason}")
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError(f"no share within {timeout_s:g} s: {client.explain(view.job_id).summary}")
-        time.sleep(POLL_S)
-        view = client.renew(view.job_id)
+        time.sleep(pause_s)
+        pause_s = min(RENEW_S, pause_s * 1.1)  # it may be suspended for days
+        if stopping and view.epoch != returned:  # it had GPUs, and was asked for them before anybody knew
+            returned = view.epoch
+            view = client.return_lease(view.job_id, returned)
+        else:
+            view = client.renew(view.job_id)
     return view
+
+
+def _give_up(client: Client, job_id: str, reason: str) -> None:
+    """End a lease for good: there is nothing to save."""
+    view = client.stop(job_id, reason)
+    if view.state is JobState.STOPPING and _saves(view):
+        client.return_lease(job_id, view.epoch)
+
+
+def _saves(view: JobView) -> bool:
+    return view.hints["checkpoint"] == "own"
+
+
+def _hosts(view: JobView) -> tuple[str, ...]:
+    """The host of each share."""
+    return tuple(share.host_id for share in view.shares)
 
 
 def _script_name() -> str:

@@ -33,6 +33,7 @@ from cotenant.scheduler.core.events import (
     HostLost,
     HostUnreachable,
     JobSubmitted,
+    LeaseReturned,
     MeasurementsReported,
     ModelsChanged,
     SettingsChanged,
@@ -113,11 +114,8 @@ class Scheduler:
             check_spec(spec)
             check_queue(spec, self._core.state.settings)
         self._commit([JobSubmitted(spec) for spec in specs])
-        now = time.monotonic()
         with self._lock:
-            for spec in specs:
-                if spec.attached:
-                    self._clients[spec.job_id] = now
+            self._clients.update({spec.job_id: time.monotonic() for spec in specs if spec.attached})
             return [self._view(spec.job_id) for spec in specs]
 
     def stop(self, job_ids: list[str], reason: str) -> list[JobView]:
@@ -127,8 +125,12 @@ class Scheduler:
             for job_id in job_ids:
                 self._known(job_id)
         self._commit([StopRequested(job_id, reason) for job_id in job_ids])
-        with self._lock:
-            return [self._view(job_id) for job_id in job_ids]
+        return [self.job(job_id) for job_id in job_ids]
+
+    def return_lease(self, job_id: str, epoch: int) -> JobView:
+        """The program of a lease gives it back, as it was asked to."""
+        self._commit([LeaseReturned(job_id, epoch)])
+        return self.job(job_id)
 
     def steer(self, job_id: str, what: Steering, to: str | None, reason: str) -> JobView:
         """Suspend, resume or move a job; what makes no sense is refused and changes nothing."""
@@ -142,12 +144,11 @@ class Scheduler:
 
     def renew(self, job_ids: list[str]) -> list[JobView]:
         """The clients of these attached jobs are alive. Returns the jobs."""
-        now = time.monotonic()
         with self._lock:
             for job_id in job_ids:
                 self._known(job_id)
                 if job_id in self._clients:
-                    self._clients[job_id] = now
+                    self._clients[job_id] = time.monotonic()
             return [self._view(job_id) for job_id in job_ids]
 
     def job(self, job_id: str) -> JobView:

@@ -147,7 +147,7 @@ class Client:
 
         Raises:
             JobNotFound: No job with that id.
-            NotAccepted: It has ended, or it is a lease.
+            NotAccepted: It has ended, or it is a lease whose program does not save.
         """
         answer: JobView = self._call("steer", job_id, "suspend", None, reason)
         return answer
@@ -172,7 +172,8 @@ class Client:
 
         Raises:
             JobNotFound: No job with that id.
-            NotAccepted: It does not run, it is a lease, or there is no room for it; then it stays where it is.
+            NotAccepted: It does not run, is a lease whose program does not save, or there is no room for it; then it
+                stays where it is.
         """
         answer: JobView = self._call("steer", job_id, "move", to, reason)
         return answer
@@ -221,6 +222,17 @@ class Client:
         """
         answer: list[JobView] = self._call("renew", [job_id])
         return answer[0]
+
+    def return_lease(self, job_id: str, epoch: int) -> JobView:
+        """Give back the GPUs of a lease that was asked for them (``GpuLease.terms`` does it); returns the job then.
+
+        What is left of the processes under it is ended. Nothing happens when that epoch is over, or was not asked for.
+
+        Raises:
+            JobNotFound: No job with that id.
+        """
+        answer: JobView = self._call("return_lease", job_id, epoch)
+        return answer
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> JobView:
         """Wait until a job has ended and return it.

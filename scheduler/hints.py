@@ -375,8 +375,8 @@ _HINTS: Mapping[str, _Hint] = {
         "checkpoint",
         _one_of(_choices(Checkpoint)),
         _listed(Checkpoint),
-        'Whether the job saves its state on SIGTERM and continues from it when started again ("own"): only then may '
-        "the scheduler suspend or move it by itself (docs/checkpointing.md).",
+        'Whether the job saves its state on SIGTERM and continues from it when started again ("own"; for leases, '
+        "docs/ray-programs.md): only then may the scheduler suspend or move it by itself (docs/checkpointing.md).",
     ),
     "grace": _Hint(
         "grace_s",

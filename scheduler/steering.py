@@ -13,6 +13,7 @@ from cotenant.scheduler.core.turn import Turn
 from cotenant.scheduler.errors import JobNotFound, NotAccepted
 
 Steering = Literal["suspend", "resume", "move"]
+PROMISE = 'a command, or a lease whose Ray program promises to save (checkpoint="own"), which this one does not'
 _MOST_NAMED = 8
 
 
@@ -35,8 +36,8 @@ def order(
     job = state.jobs.get(job_id)
     if job is None:
         raise JobNotFound(job_id)
-    if job.spec.kind == "lease":
-        raise _not(job, "a command; a lease belongs to the Ray program that took it")
+    if job.stays:
+        raise NotAccepted("job", job_id, PROMISE)
     if what == "resume":
         suspending = job.ending is not None and job.ending.state is JobState.SUSPENDED
         if job.state is not JobState.SUSPENDED and not suspending:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scheduling import host
 
@@ -40,7 +41,10 @@ class FakeHost:
             self.events.append(JobStarted(*key, self.host.host_id))
         elif isinstance(command, StopJob):
             self.over.add((command.job_id, command.epoch))
-            self.end(command.job_id, command.epoch, -15)
+            if not command.asks:
+                self.end(command.job_id, command.epoch, -15)
+            elif (item := self.held.get((command.job_id, command.epoch))) is not None and item.phase == "running":
+                self.held[command.job_id, command.epoch] = replace(item, phase="stopping")
         elif isinstance(command, ResizeShares) and (command.job_id, command.epoch) in self.held:
             item = self.held[command.job_id, command.epoch]
             if item.phase == "running":
@@ -51,8 +55,8 @@ class FakeHost:
     def end(self, job_id: str, epoch: int, exit_code: int, *, lost: bool = False) -> None:
         """The job's processes are gone."""
         item = self.held.get((job_id, epoch))
-        if item is not None and item.phase == "running":
-            self.held[job_id, epoch] = InventoryItem(job_id, epoch, item.revision, "exited")
+        if item is not None and item.phase != "exited":
+            self.held[job_id, epoch] = replace(item, phase="exited")
             self.events.append(JobExited(job_id, epoch, self.host.host_id, exit_code, lost=lost))
 
     def message(self) -> HostReport:

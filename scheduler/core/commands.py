@@ -45,13 +45,17 @@ class ResizeShares:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """End the job: SIGTERM to its process group, SIGKILL to all that is left after ``grace_s``."""
+    """End the job: SIGTERM to its process group, SIGKILL to all that is left after ``grace_s``.
+
+    ``asks``: it is a lease whose program gives it back itself (then comes another of these): nobody is signalled.
+    """
 
     host_id: str
     job_id: str
     epoch: int
     grace_s: float
     reason: str
+    asks: bool = False
     kind: Literal["stop"] = "stop"
 
 

@@ -62,6 +62,15 @@ class MoveRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseReturned:
+    """The program of a lease that saves has saved, and gives back the GPUs it was asked for."""
+
+    job_id: str
+    epoch: int
+    kind: Literal["lease_returned"] = "lease_returned"
+
+
+@dataclass(frozen=True, slots=True)
 class ClientLost:
     """The client of an attached job or of a lease has not renewed in time."""
 
@@ -245,6 +254,7 @@ Event = Annotated[
     | SuspendRequested
     | ResumeRequested
     | MoveRequested
+    | LeaseReturned
     | ClientLost
     | HostJoined
     | HostUnreachable

@@ -19,7 +19,7 @@ def refused_growth(state: State, job: Job) -> list[str]:
     told: list[str] = []
     for share in job.lease.shares if job.lease else ():
         usage = state.usage.get(job.spec.job_id, {}).get(share.gpu_id)
-        if usage is not None:
+        if usage is not None and share.gpu_id in state.gpus:  # else its host has lost it, and the job is leaving
             told += [*_compute(state, job, share, usage), *_memory(state, job, share, usage)]
     return told
 

@@ -23,6 +23,7 @@ from cotenant.scheduler.core.events import (
     JobMissing,
     JobStarted,
     JobSubmitted,
+    LeaseReturned,
     MeasurementsReported,
     MemoryOverrun,
     ModelsChanged,
@@ -39,7 +40,6 @@ from cotenant.scheduler.core.memoryguard import make_memory
 from cotenant.scheduler.core.model import (
     Ending,
     Host,
-    Interruption,
     Job,
     JobState,
     Progress,
@@ -50,6 +50,14 @@ from cotenant.scheduler.core.moves import PATIENCE_S
 from cotenant.scheduler.core.requests import NOTED_UTIL_CHANGE, max_slowdown
 from cotenant.scheduler.core.sanity import plausible, plausible_bytes, sound
 from cotenant.scheduler.core.snapshot import Usage
+from cotenant.scheduler.core.steered import (
+    client_lost,
+    lease_returned,
+    move_requested,
+    resume_requested,
+    stop_requested,
+    suspend_requested,
+)
 from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn
 
@@ -76,68 +84,6 @@ def job_submitted(turn: Turn, event: JobSubmitted) -> None:
         job = advance(job, JobState.QUEUED, now, "waiting for a place")
         turn.dirty = True
     state.put(job)
-
-
-def stop_requested(turn: Turn, event: StopRequested) -> None:
-    """Cancel a waiting job at once; have a running one stopped first."""
-    job = turn.state.jobs.get(event.job_id)
-    if job is None or job.state.terminal:
-        turn.state.ignore("stop of a job that is not there")
-        return
-    ending = Ending(JobState.CANCELLED, event.reason)
-    if job.state is JobState.STOPPING:
-        if job.ending is None or not job.ending.state.terminal:
-            turn.state.put(replace(job, ending=ending))
-    elif job.lease is None:
-        turn.state.put(advance(job, JobState.CANCELLED, turn.now, event.reason))
-        turn.dirty = True
-    else:
-        turn.stop(job, ending)
-
-
-def suspend_requested(turn: Turn, event: SuspendRequested) -> None:
-    """Hold a waiting job back at once; have a running one stopped first. It keeps the time it has waited."""
-    job = turn.state.jobs.get(event.job_id)
-    if job is None or job.state.terminal or job.state is JobState.SUSPENDED or job.spec.kind == "lease":
-        turn.state.ignore("suspension of a job that cannot be suspended")
-        return
-    ending = Ending(JobState.SUSPENDED, event.reason, interruption=Interruption("asked", turn.now))
-    if job.state is JobState.STOPPING:
-        if job.ending is None or not job.ending.state.terminal:
-            turn.state.put(replace(job, ending=ending))
-    elif job.lease is None:
-        turn.state.put(replace(advance(job, JobState.SUSPENDED, turn.now, event.reason), not_before=0.0))
-        turn.dirty = True
-    else:
-        turn.stop(job, ending)
-
-
-def resume_requested(turn: Turn, event: ResumeRequested) -> None:
-    """Let a suspended job wait for a place again; one that is only about to be suspended goes straight back."""
-    job, state = turn.state.jobs.get(event.job_id), turn.state
-    if job is not None and job.ending is not None and job.ending.state is JobState.SUSPENDED:
-        state.put(replace(job, ending=replace(job.ending, state=JobState.QUEUED, reason=event.reason)))
-    elif job is not None and job.state is JobState.SUSPENDED:
-        away_s = turn.now - job.history[-1].at
-        job = advance(job, JobState.QUEUED if state.hosts else JobState.PENDING, turn.now, event.reason)
-        state.put(replace(job, queued_at=job.queued_at + away_s))
-        turn.dirty = True
-    else:
-        state.ignore("resumption of a job that is not suspended")
-
-
-def move_requested(turn: Turn, event: MoveRequested) -> None:
-    """Have a running job moved, once it is known where to (see ``rebalancing``)."""
-    job = turn.state.jobs.get(event.job_id)
-    if job is None or job.state is not JobState.RUNNING or job.spec.kind == "lease":
-        turn.state.ignore("move of a job that does not run")
-    else:
-        turn.moves_wanted.append(event)
-
-
-def client_lost(turn: Turn, event: ClientLost) -> None:
-    """A job whose client is gone is stopped as if somebody had asked for it."""
-    stop_requested(turn, StopRequested(event.job_id, "its client is gone: no renewal in time"))
 
 
 def host_joined(turn: Turn, event: HostJoined) -> None:
@@ -303,7 +249,7 @@ def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
 def _stop_for_overrun(turn: Turn, job: Job, used: int, wanted: int) -> None:
     reason = f"used {used} bytes of GPU memory, more than its share, and the GPU has no room for that"
     largest = max((gpu.memory_bytes for gpu in turn.state.gpus.values()), default=0)
-    if job.was_held:
+    if job.was_held and not job.saves:
         ending = Ending(JobState.FAILED, reason)
     elif job.overruns:
         ending = Ending(JobState.FAILED, f"{reason}; it had been restarted with more memory before")
@@ -472,6 +418,7 @@ HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     SuspendRequested: suspend_requested,
     ResumeRequested: resume_requested,
     MoveRequested: move_requested,
+    LeaseReturned: lease_returned,
     ClientLost: client_lost,
     HostJoined: host_joined,
     HostUnreachable: host_unreachable,

@@ -28,7 +28,7 @@ def check(state: State) -> None:
     * A job holds a lease exactly while it is STARTING, RUNNING or STOPPING, with its own id and epoch: a suspended
       job holds nothing of any GPU.
     * GPUs are claimed only for jobs that wait or are being moved, each GPU for one of them.
-    * A job has an ending exactly while it is STOPPING.
+    * A job has an ending exactly while it is STOPPING, and only a lease that is can be given back.
     * Its history is a path through the transition table that ends in its present state.
     * No job waits for more than ``MAX_OVERLOOKED_CYCLES`` cycles beside an idle GPU that fits it.
     * The indices, and what tenants and queues are counted to hold, say what the records say.
@@ -109,6 +109,8 @@ def _check_job(job: Job) -> None:
         raise _violation(job, f"at epoch {job.epoch} holds the lease of {job.lease.job_id!r} at {job.lease.epoch}")
     if (job.ending is not None) != (job.state is JobState.STOPPING):
         raise _violation(job, f"is {job.state} and its ending is {job.ending}")
+    if job.given_back and (job.state is not JobState.STOPPING or job.spec.kind != "lease"):
+        raise _violation(job, "is given back although it is no lease that is being taken away")
     if job.state is JobState.RUNNING and not job.started_hosts.issuperset(job.hosts):
         raise _violation(job, f"is running although only {sorted(job.started_hosts)} of {job.hosts} started")
     states = [change.state for change in job.history]

@@ -366,6 +366,7 @@ class Job:
     hosts: tuple[str, ...] = ()  # hosts of the present lease
     exited_hosts: HostIds = frozenset()  # hosts of the present lease that have let go of the job
     ending: Ending | None = None  # while STOPPING: what happens afterwards
+    given_back: bool = False  # a lease that is STOPPING: its program has saved, and uses it no more
     not_before: float = 0.0  # Unix seconds: the queue leaves the job alone until then
     overruns: int = 0  # how often it was stopped for using more memory than its share
     colocation_log: tuple[Colocation, ...] = ()  # who it ran with and what was predicted, oldest first, bounded
@@ -392,8 +393,18 @@ class Job:
 
     @property
     def was_held(self) -> bool:
-        """True for a lease that a Ray program has had: nobody would use it if it were granted once more."""
-        return self.spec.kind == "lease" and self.started_at is not None
+        """True for a lease that its Ray program has been granted: nobody would use it if it were granted once more."""
+        return self.spec.kind == "lease" and bool(self.hosts) and self.started_hosts.issuperset(self.hosts)
+
+    @property
+    def stays(self) -> bool:
+        """True for a lease whose program has not promised to save: nobody takes it from its GPUs to go on elsewhere."""
+        return self.spec.kind == "lease" and not self.saves
+
+    @property
+    def owed(self) -> bool:
+        """True while its program has GPUs that it gives back itself once it has saved."""
+        return self.was_held and self.saves and not self.given_back
 
     @property
     def only_host(self) -> str | None:
@@ -403,7 +414,7 @@ class Job:
     @property
     def saves(self) -> bool:
         """True when it loses nothing by being stopped: it continues from its own checkpoint."""
-        return self.spec.hints.checkpoint == "own" and self.spec.kind == "command"
+        return self.spec.hints.checkpoint == "own"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from cotenant.scheduler.core.growth import refused_growth
 from cotenant.scheduler.core.interruptions import tell as tell_why
 from cotenant.scheduler.core.model import Colocation, Gpu, Host, Job, JobState
 from cotenant.scheduler.core.priority import ordered, parts
-from cotenant.scheduler.core.requests import described
+from cotenant.scheduler.core.requests import described, grace_s
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.views import (
     AccountView,
@@ -134,7 +134,7 @@ def _accounts_of(state: State, kind: Kind, now: float) -> list[AccountView]:
 
 def attached(state: State) -> list[str]:
     """Return the ids of the active jobs that a client must keep renewing, in order of submission."""
-    active = state.in_order(state.pending | state.queued | state.leased)
+    active = state.in_order(state.pending | state.queued | state.suspended | state.leased)
     return [job.spec.job_id for job in active if job.spec.attached]
 
 
@@ -181,7 +181,7 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
     elif job.state is JobState.SUSPENDED:
         details = ["holds nothing of any GPU; 'cotenant resume' lets it go on"]
     elif job.lease is not None:
-        details = [*_where_it_is(state, job), *refused_growth(state, job)]
+        details = [*_where_it_is(state, job), *refused_growth(state, job), *_asked_for(state, job, now)]
         details += [f"control: {controls}"] if controls else []
     if not job.state.terminal:
         details.extend(_interrupted(job, now))
@@ -233,6 +233,14 @@ def _where_it_is(state: State, job: Job) -> list[str]:
         details.append(f"predicted slowdown {1.0 / job.predicted:.2f}")
     why = [change.reason for change in job.history if change.state is JobState.STARTING]
     return [*details, f"placed {why[-1]}"] if why else details
+
+
+def _asked_for(state: State, job: Job, now: float) -> list[str]:
+    """Say what a lease that is to be given back waits for."""
+    if job.state is not JobState.STOPPING or not job.owed:
+        return []
+    ago, grace = _ago(now - job.history[-1].at), span(grace_s(job.spec.hints, state.settings))
+    return [f"its program was asked {ago} to save and give it back: lost if it does not within {grace}"]
 
 
 def _closed(state: State, job: Job, now: float) -> list[str]:

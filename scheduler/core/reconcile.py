@@ -9,7 +9,7 @@ from typing import Literal
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.events import Event, JobMissing, JobStarted
 from cotenant.scheduler.core.model import Job, JobState
-from cotenant.scheduler.core.requests import grace_s
+from cotenant.scheduler.core.requests import stop_command
 from cotenant.scheduler.core.state import State
 
 Phase = Literal["starting", "running", "stopping", "exited"]
@@ -74,7 +74,7 @@ def _known(state: State, host_id: str, job: Job, item: InventoryItem) -> Iterato
     if job.state is JobState.STOPPING:
         if item.phase != "stopping":
             reason = job.ending.reason if job.ending else job.reason
-            yield StopJob(host_id, job_id, job.epoch, grace_s(job.spec.hints, state.settings), reason)
+            yield stop_command(job, host_id, reason, state.settings)
         return
     if item.phase == "running" and job.state is JobState.STARTING and host_id not in job.started_hosts:
         yield JobStarted(job_id, job.epoch, host_id)
@@ -92,5 +92,5 @@ def _absent(state: State, host_id: str, job: Job, now: float) -> Answer:
             shares = state.shares_on(job, host_id)
             return StartJob(host_id, job.spec, job.epoch, lease.revision, shares, "the agent does not have it yet")
         if job.state is JobState.STOPPING and now - job.history[-1].at < limits.ttl_s:
-            return StopJob(host_id, job.spec.job_id, job.epoch, grace_s(job.spec.hints, state.settings), job.reason)
+            return stop_command(job, host_id, job.reason, state.settings)
     return JobMissing(job.spec.job_id, job.epoch, host_id)

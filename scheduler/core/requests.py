@@ -12,6 +12,7 @@ from cotenant.forecasting.characterisation.coldstart import Descriptors
 from cotenant.forecasting.coldstart_profile import profile_from
 from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.types import Request
+from cotenant.scheduler.core.commands import StopJob
 from cotenant.scheduler.core.model import Bounds, Hints, Job
 from cotenant.scheduler.core.models import Models
 from cotenant.scheduler.core.priority import share_weight
@@ -78,6 +79,12 @@ def grace_s(hints: Hints, settings: Settings) -> float:
     if hints.grace_s is not None:
         return hints.grace_s
     return settings.checkpoints.grace_s if hints.checkpoint == "own" else settings.lease.stop_grace_s
+
+
+def stop_command(job: Job, host_id: str, reason: str, settings: Settings) -> StopJob:
+    """Return the command that ends the job's part on a host; nobody has to save what has been given back."""
+    grace = settings.lease.stop_grace_s if job.given_back else grace_s(job.spec.hints, settings)
+    return StopJob(host_id, job.spec.job_id, job.epoch, grace, reason, asks=job.owed)
 
 
 def ask_of(job: Job, *, known: bool, by_queue: bool) -> Key:

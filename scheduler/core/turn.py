@@ -16,7 +16,7 @@ from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, St
 from cotenant.scheduler.core.deadlines import attained_s
 from cotenant.scheduler.core.events import MoveRequested
 from cotenant.scheduler.core.model import UNBOUND, Ending, Job, JobState, Lease, RestartPolicy
-from cotenant.scheduler.core.requests import grace_s
+from cotenant.scheduler.core.requests import stop_command
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.transitions import advance
 
@@ -64,7 +64,9 @@ class Turn:
             job = replace(job, exit_code=exit_code)
         job = replace(job, exited_hosts=job.exited_hosts | {host_id})
         if job.exited_hosts.issuperset(job.hosts):
-            self._settle(job, job.ending or ending)
+            # A lease that was not given back is lost, whatever was to become of it: its program knows nothing of that.
+            owed = job.owed and job.ending is not None and not job.ending.state.terminal
+            self._settle(job, ending if owed else job.ending or ending)
         elif job.state is JobState.STOPPING:
             self.state.put(job)
         else:
@@ -74,10 +76,18 @@ class Turn:
         """Have every host that still holds the job end it; ``ending`` says what happens then."""
         job = replace(advance(job, JobState.STOPPING, self.now, ending.reason), ending=ending)
         self.state.put(job)
-        grace = grace_s(job.spec.hints, self.state.settings)
+        self._command_stop(job, ending.reason)
+
+    def take_back(self, job: Job) -> None:
+        """Have what its program has left of a lease ended: it has given back what it was asked for."""
+        job = replace(job, given_back=True)
+        self.state.put(job)
+        self._command_stop(job, job.reason)
+
+    def _command_stop(self, job: Job, reason: str) -> None:
         for host_id in job.hosts:
             if host_id not in job.exited_hosts:
-                self._stops.append(StopJob(host_id, job.spec.job_id, job.epoch, grace, ending.reason))
+                self._stops.append(stop_command(job, host_id, reason, self.state.settings))
 
     def another_try(
         self, job: Job, reason: str, policies: Sequence[RestartPolicy], *, exit_code: int | None = None, backoff: bool
@@ -115,6 +125,7 @@ class Turn:
             advance(job, ending.state, self.now, ending.reason),
             lease=None,
             ending=None,
+            given_back=False,
             started_hosts=frozenset(),
             exited_hosts=frozenset(),
             predicted=None,

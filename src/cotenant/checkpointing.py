@@ -23,6 +23,7 @@ from typing import Any, Protocol, Self
 
 DIRECTORY = "COTENANT_CHECKPOINT_DIR"
 CONTINUES = "COTENANT_CONTINUES"
+STOP_FILE = "COTENANT_STOP_FILE"  # in processes under a lease: when it is there, they are to save and end
 INTERRUPTED = 128 + signal.SIGTERM  # exit code of a program that has saved and is to be continued
 KEPT = 2
 _PREFIX, _SUFFIX = "step-", ".pt"
@@ -45,6 +46,10 @@ class Checkpointer:
 
     Under torchrun (any initialised ``torch.distributed`` group) all ranks are one: whoever hears SIGTERM tells the
     others at the next step, rank 0 writes, and all leave together. That costs a reduction of one number per step.
+
+    Under a lease of a Ray program it works in any thread, Ray Train's among them. There nobody sends a signal: the
+    request is found, and once all is saved the ``with`` block is left and the program goes on behind it; look at
+    ``stop_requested`` there.
 
     Args:
         directory: Where to keep checkpoints; None = where cotenant says (``$COTENANT_CHECKPOINT_DIR``).
@@ -70,6 +75,7 @@ class Checkpointer:
         self._every_s = every_s
         self._saved_at = time.monotonic()
         self._asked = False
+        self._leased = STOP_FILE in os.environ
         self._before: Any = None
         self.step = 0  # the last step that was done
         self.extra: dict[str, Any] = {}  # what was last told of it besides
@@ -114,10 +120,11 @@ class Checkpointer:
             extra: Plain values to keep with it (``self.extra`` after ``restore``).
 
         Raises:
-            SystemExit: The job was asked to end; all is saved. Let it through.
+            SystemExit: The job was asked to end; all is saved. Let it through (to the end of the block, in a lease).
         """
         self.step, self.extra = step, extra
-        if self._anybody_asked():
+        self._asked = _anybody(self._asked or _lease_asked())
+        if self._asked:
             self.save()
             raise SystemExit(INTERRUPTED)
         if self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s:
@@ -153,15 +160,18 @@ class Checkpointer:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGTERM, self._note)
+        if not self._leased:
+            self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
+        if self._leased:
+            return self._asked and isinstance(error, SystemExit) and error.code == INTERRUPTED
         signal.signal(signal.SIGTERM, self._before)
         if error is None or isinstance(error, SystemExit) or not self._asked or _ranks() > 1:
-            return
+            return False
         # SIGTERM has ended a helper process, of a data loader perhaps: what was done until the last step is whole.
         _say(f"asked to end, and met {kind.__name__ if kind else error!r} on the way: saving step {self.step}")
         self.save()
@@ -169,17 +179,6 @@ class Checkpointer:
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._asked = True
-
-    def _anybody_asked(self) -> bool:
-        if _ranks() == 1:
-            return self._asked
-        import torch  # noqa: PLC0415
-
-        on_gpu = torch.distributed.get_backend() == "nccl"
-        asked = torch.tensor([int(self._asked)], device="cuda" if on_gpu else "cpu")
-        torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-        self._asked = bool(asked.item())
-        return self._asked
 
     def _files(self) -> list[Path]:
         """The checkpoints, newest first."""
@@ -192,9 +191,36 @@ class Checkpointer:
                 path.unlink()
 
 
+def stop_requested() -> bool:
+    """Whether this process, started under a lease of a Ray program, is to save and end.
+
+    For programs that save in their own way; ``Checkpointer`` asks by itself. All ranks of an initialised
+    ``torch.distributed`` group get the same answer, so that they save the same step; each has to ask after each step.
+    """
+    return _anybody(_lease_asked())
+
+
 def continues() -> bool:
     """Whether this job was started before: there may be a checkpoint."""
     return os.environ.get(CONTINUES) == "1"
+
+
+def _lease_asked() -> bool:
+    """Whether the lease this process was started under is to be given back."""
+    path = os.environ.get(STOP_FILE)
+    return path is not None and os.path.exists(path)  # noqa: PTH110 - after every step, and several times as fast
+
+
+def _anybody(mine: bool) -> bool:
+    """Whether it is so in any rank."""
+    if _ranks() == 1:
+        return mine
+    import torch  # noqa: PLC0415
+
+    on_gpu = torch.distributed.get_backend() == "nccl"
+    one = torch.tensor([int(mine)], device="cuda" if on_gpu else "cpu")
+    torch.distributed.all_reduce(one, op=torch.distributed.ReduceOp.MAX)
+    return bool(one.item())
 
 
 def _distributed() -> Any:
@@ -226,4 +252,4 @@ def _say(text: str) -> None:
     print(f"cotenant: {text}", file=sys.stderr, flush=True)  # noqa: T201 - to the job's output
 
 
-__all__ = ["INTERRUPTED", "Checkpointer", "Stateful", "continues"]
+__all__ = ["INTERRUPTED", "Checkpointer", "Stateful", "continues", "stop_requested"]

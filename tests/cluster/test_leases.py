@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +223,100 @@ def test_train_workers_run_each_under_a_share_and_end_with_the_lease(single, tmp
     fitting.join(30)
     assert not fitting.is_alive()
     assert failed, "the training was cut short, and says so"
+
+
+def saving_loop(config: dict[str, Any]) -> None:
+    """Trains until it is to stop, or ten steps from a checkpoint; every rank writes down what it has done."""
+    import tempfile
+
+    import ray.train
+    import ray.train.torch
+    import torch
+
+    from cotenant.checkpointing import stop_requested
+
+    torch.set_num_threads(1)
+    model = ray.train.torch.prepare_model(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    step, last, rank = 0, 1_000_000, ray.train.get_context().get_world_rank()
+    if (checkpoint := ray.train.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as folder:
+            content = torch.load(f"{folder}/state.pt")
+        model.load_state_dict(content["model"])
+        step, last = content["step"], content["step"] + 10
+
+    def weights() -> float:
+        return sum(parameter.sum().item() for parameter in model.parameters())
+
+    while step < last:
+        before = weights()
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        step += 1
+        seen = {"step": step, "before": before, "after": weights(), "epoch": os.environ["COTENANT_EPOCH"]}
+        with Path(config["out"], str(rank)).open("a") as log:
+            log.write(json.dumps({**seen, "pid": os.getpid()}) + "\n")
+        if stop_requested():
+            with tempfile.TemporaryDirectory() as folder:
+                if rank == 0:
+                    torch.save({"model": model.state_dict(), "step": step}, f"{folder}/state.pt")
+                kept = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
+                ray.train.report({"step": step}, checkpoint=kept)
+            return
+        time.sleep(0.02)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
+def test_train_workers_are_suspended_and_resumed_as_one(single, tmp_path):
+    """Both ranks save the same step, end, and go on from there in another term: no step is lost or made twice."""
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    import cotenant
+
+    def work() -> str:
+        with cotenant.lease(gpus=2, compute=0.4, gpu_memory="300MiB", checkpoint="own", grace=60) as lease:
+            for _ in lease.terms():
+                scaling, run = lease.train_options()
+                TorchTrainer(
+                    saving_loop,
+                    train_loop_config={"out": str(tmp_path)},
+                    scaling_config=ScalingConfig(**scaling),
+                    run_config=RunConfig(name="saves", storage_path=str(tmp_path / "train"), **run),
+                ).fit()
+            return lease.job_id
+
+    def steps(rank: int) -> list[dict[str, Any]]:
+        log = tmp_path / str(rank)
+        whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
+        return [json.loads(line) for line in whole.splitlines()]
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            wait_until(lambda: (len(steps(0)) > 3 and len(steps(1)) > 3) or working.done(), 90, "both ranks train")
+            assert not working.done(), working.exception()
+            [view] = single.client.jobs(active_only=True)
+            single.client.suspend(view.job_id)
+            single.reach(view, "SUSPENDED", 60.0)
+            before = [steps(0), steps(1)]
+            assert len(before[0]) == len(before[1])
+            for done in before:
+                wait_until(lambda pid=done[0]["pid"]: not alive(pid), 15, "the workers have ended")
+            assert all(view.job_id not in gpu.jobs for gpu in single.client.gpus())
+            single.client.resume(view.job_id)
+            assert working.result(90) == view.job_id
+        finally:
+            single.settle()  # whoever waits for a term, or trains, is let go
+    for rank, done in enumerate(before):
+        after = steps(rank)
+        assert after[: len(done)] == done
+        assert [one["step"] for one in after] == list(range(1, len(done) + 11))
+        assert [one["epoch"] for one in after] == ["1"] * len(done) + ["2"] * 10
+        assert all(one["after"] == two["before"] for one, two in itertools.pairwise(after)), "the weights continue"
+    ended = single.client.job(view.job_id)
+    assert (ended.reason, ended.restarts, ended.epoch) == ("released", 0, 2)
 
 
 def leased_actor() -> Any:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,22 @@ RANKS = """
 import os, signal, sys
 import torch
 import torch.distributed as dist
-from cotenant.checkpointing import Checkpointer
+from cotenant.checkpointing import Checkpointer, stop_requested
 
 rank = int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.meet", rank=rank, world_size=2)
+
+# First as Ray Train's workers under a lease.
+if rank == 1:
+    os.environ["COTENANT_STOP_FILE"] = f"{sys.argv[1]}.stop"
+step = 0
+while not stop_requested():
+    step += 1
+    if rank == 1 and step == 5:
+        open(f"{sys.argv[1]}.stop", "w").close()
+print(f"rank {rank} until {step}", flush=True)
+os.environ.pop("COTENANT_STOP_FILE", None)
+
 model = torch.nn.Linear(1, 1)
 with Checkpointer(sys.argv[1], model=model) as saved:
     first = saved.restore()
@@ -195,7 +208,31 @@ def test_ranks_leave_together(tmp_path: Path) -> None:
     ranks = [subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
     said = [rank.communicate(timeout=120)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [INTERRUPTED, INTERRUPTED]
-    assert said == ["rank 0 from 0\n", "rank 1 from 0\n"]
+    assert said == ["rank 0 until 5\nrank 0 from 0\n", "rank 1 until 5\nrank 1 from 0\n"]
     model = torch.nn.Linear(1, 1)
     assert Checkpointer(tmp_path / "saved", model=model).restore() == 5
     assert float(model.weight.detach()) == 5.0
+
+
+def test_under_a_lease_the_block_is_left_in_any_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There Ray owns the signals and what SystemExit means: what is behind the block goes on."""
+    stop_file = tmp_path / "stop.json"
+    monkeypatch.setenv("COTENANT_STOP_FILE", str(stop_file))
+    before = signal.getsignal(signal.SIGTERM)
+
+    def loop(until: int) -> tuple[int, bool]:
+        with Checkpointer(tmp_path / "saved") as saved:
+            for step in range(saved.restore(), until):
+                assert not checkpointing.stop_requested()
+                if step == 3:
+                    stop_file.touch()
+                saved.step_done(step + 1)
+        assert signal.getsignal(signal.SIGTERM) is before
+        return saved.step, saved.stop_requested
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(loop, 10).result() == (4, True)
+        stop_file.unlink()
+        assert pool.submit(loop, 10).result() == (10, False)
+        with pytest.raises(SystemExit), Checkpointer(tmp_path):
+            raise SystemExit(INTERRUPTED)  # the program's own

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import settings as hypothesis_settings
@@ -17,7 +18,7 @@ from scheduling import GIB, half, host, measurement, profile, report, settings, 
 from cotenant.configs.settings import LeaseSettings, PlacementSettings, RebalanceSettings, ResizeSettings, Settings
 from cotenant.placement.types import Share
 from cotenant.scheduler.core import queries, whatif
-from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob
+from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import (
     ClientLost,
@@ -28,6 +29,7 @@ from cotenant.scheduler.core.events import (
     JobExited,
     JobStarted,
     JobSubmitted,
+    LeaseReturned,
     MemoryOverrun,
     MoveRequested,
     ResumeRequested,
@@ -119,11 +121,18 @@ class Cluster(RuleBasedStateMachine):
 
     def happen(self, *events: Event) -> None:
         self.log.append((self.now, list(events)))
+        held = [job for job in self.core.state.jobs.values() if job.was_held]
         self.send(self.core.handle(events, self.now))
         self.check()
+        for job in held:
+            now = self.core.state.jobs[job.spec.job_id]
+            if now.lease is None and not now.state.terminal:
+                assert job.given_back, f"{now.spec.job_id} waits, but its program still believes that it is held"
 
     def send(self, commands: Sequence[Command]) -> None:
         for command in commands:
+            if isinstance(command, StopJob) and command.asks:
+                assert self.core.state.jobs[command.job_id].saves, "asked of somebody who has promised nothing"
             agent = self.agents.get(command.host_id)
             if agent is not None and agent.reachable:
                 agent.mail.append((self.now, command))
@@ -166,6 +175,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(
         count=st.integers(1, 3),
+        kind=st.sampled_from(["command", "command", "lease"]),
         memory=st.sampled_from([1, 1, 2, 2, 3, 5, 8, 9, None]),
         compute=st.sampled_from([0.1, 0.2, 0.3, 0.5, 1.0, None]),
         hints=st.fixed_dictionaries(
@@ -182,13 +192,14 @@ class Cluster(RuleBasedStateMachine):
             }
         ),
     )
-    def submit(self, count: int, memory: int | None, compute: float | None, hints: dict[str, object]) -> None:
+    def submit(self, count: int, kind: Any, memory: int | None, compute: float | None, hints: dict[str, Any]) -> None:
         wanted = {"gpu_memory": memory and memory * GIB, "compute": compute}
         batch = []
         for _ in range(count):
             self.submitted += 1
             known = f"fp-{self.submitted % 3}"
-            batch.append(JobSubmitted(replace(spec(f"j{self.submitted}", **wanted, **hints), fingerprint=known)))
+            described = spec(f"j{self.submitted}", **wanted, **hints)
+            batch.append(JobSubmitted(replace(described, kind=kind, fingerprint=known)))
         self.happen(*batch)
 
     @precondition(lambda self: self.submitted)
@@ -204,6 +215,12 @@ class Cluster(RuleBasedStateMachine):
         gpu_ids = tuple(self.core.state.gpus)[:2] if what == "move to" else ()
         asked = {"suspend": SuspendRequested(job_id, "x"), "resume": ResumeRequested(job_id, "y")}
         self.happen(asked.get(what, MoveRequested(job_id, "z", gpu_ids)))
+
+    @precondition(lambda self: any(job.owed for job in self.core.state.jobs.values()))
+    @rule(data=st.data(), stale=st.sampled_from([0, 0, 0, 1]))
+    def give_back(self, data: st.DataObject, stale: int) -> None:
+        job = data.draw(st.sampled_from([job for job in self.core.state.jobs.values() if job.owed]))
+        self.happen(LeaseReturned(job.spec.job_id, job.epoch - stale))
 
     @precondition(lambda self: self.submitted)
     @rule(number=st.integers(1, 30))

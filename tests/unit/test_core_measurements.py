@@ -10,6 +10,7 @@ from scheduling import GIB, Driver, half, host, measurement, profile, report, se
 
 from cotenant.scheduler.core import queries
 from cotenant.scheduler.core.events import (
+    HostJoined,
     JobExited,
     JobHeldBack,
     JobStarted,
@@ -218,4 +219,10 @@ class TestRefusedGrowth:
         driver = Driver(host())
         driver.run(half("a"))
         driver.do(report("h1", measurement("a", "h1-0", profile(util=1.0))))
+        assert self.told(driver, "a") == []
+
+    def test_on_a_gpu_that_is_gone_nothing_stands_in_its_way(self) -> None:
+        driver = self.crowded()
+        driver.do(HostJoined(host(gpus=0)))
+        assert driver.state("a") == "STOPPING"
         assert self.told(driver, "a") == []

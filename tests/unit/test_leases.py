@@ -27,6 +27,11 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"gpu_memory": "2 parsecs"}, HintError, "gpu_memory: '2 parsecs' is not accepted"),
         ({"gpus": 0}, HintError, "gpus: 0 is not accepted"),
         ({"num_gpus": 1}, HintError, "num_gpus: 1 is not accepted"),
+        (
+            {"checkpoint": "own", "here": True},
+            HintError,
+            "checkpoint: 'own' is not accepted; give nothing with here",
+        ),
         ({"restart": "on_failure"}, HintError, "restart: 'on_failure' is not accepted"),
         ({"timeout_s": 0}, ValueError, "timeout_s: 0 is not accepted"),
         ({"timeout_s": -1.0}, ValueError, "timeout_s: -1.0 is not accepted"),

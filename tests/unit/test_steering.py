@@ -86,7 +86,7 @@ def test_a_lease_belongs_to_its_program() -> None:
 
     driver = Driver(host())
     driver.run(replace(spec("lease"), kind="lease", command=()))
-    with pytest.raises(NotAccepted, match="a lease belongs to the Ray program that took it"):
+    with pytest.raises(NotAccepted, match="a lease whose Ray program promises to save"):
         order(driver.core.state, "lease", "suspend", None, "x")
 
 

@@ -1,0 +1,87 @@
+"""Leases of programs that save: their processes are asked, not signalled, and end when the lease is given back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launching import ENV, Host
+from support import wait_until
+
+from cotenant.actors.jobrecords import Exited
+
+WORKER = """
+import os, pathlib, time
+from cotenant.checkpointing import continues, stop_requested
+assert not continues()
+while not stop_requested():
+    time.sleep(0.01)
+pathlib.Path(os.environ["COTENANT_CHECKPOINT_DIR"], "saved").touch()
+time.sleep(600)  # as Ray's workers do when their task is over
+"""
+
+
+@pytest.fixture
+def worker(host: Host) -> Iterator[int]:
+    """A process that Ray started under a lease."""
+    host.launch(kind="lease", command=(), saves=True)
+    environment = host.launcher.environment("job", 1) | {"COTENANT_ATTACH": "1"}
+    python_path = os.pathsep.join([environment["PYTHONPATH"], *sys.path])
+    variables = {**ENV, **environment, "PYTHONPATH": python_path}
+    worker = os.posix_spawn(sys.executable, [sys.executable, "-c", WORKER], variables)
+    try:
+        wait_until(lambda: host.launcher.root_pids("job") == {worker}, 20, "the worker has attached itself")
+        yield worker
+    finally:
+        os.kill(worker, signal.SIGKILL)  # it is reaped below, so nobody else has its number
+        os.waitpid(worker, 0)
+
+
+def test_its_processes_save_and_end_once_it_is_given_back(host: Host, worker: int) -> None:
+    host.launcher.stop("job", 1, 60.0, "suspended", asks=True)
+    saved = host.path / "checkpoints" / "job" / "saved"
+    wait_until(saved.exists, 30, "it has found the request, and has saved")
+    assert [item.phase for item in host.launcher.inventory()] == ["stopping"]
+    assert host.launcher.poll() == []
+    host.launcher.stop("job", 1, 30.0, "suspended")
+    assert host.exited() == Exited("job", 1, 0, "suspended", stopped=True)
+
+
+def test_one_that_is_not_given_back_ends_after_its_grace_period(host: Host, worker: int) -> None:
+    os.kill(worker, signal.SIGSTOP)
+    host.launcher.stop("job", 1, 0.2, "suspended", asks=True)
+    reason = "suspended; its program did not give it back within 0.2 s"
+    assert host.exited() == Exited("job", 1, -signal.SIGKILL, reason, stopped=True)
+
+
+def test_nobody_is_signalled_by_an_agent_that_has_restarted(host: Host, worker: int) -> None:
+    os.kill(worker, signal.SIGSTOP)  # a signal would let it go on
+    host.launcher.stop("job", 1, 60.0, "suspended", asks=True)
+    host.restart()
+    assert host.launcher.poll() == []
+    assert Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    host.launcher.stop("job", 1, 30.0, "suspended")
+    assert host.exited().exit_code == 0
+
+
+@pytest.mark.parametrize(("second_s", "sooner"), [(60.0, False), (1.0, True)])
+def test_a_second_request_can_only_be_more_urgent(host: Host, second_s: float, *, sooner: bool) -> None:
+    host.launch(kind="lease", command=())
+    host.launcher.stop("job", 1, 5.0, "first", asks=True)
+    record = host.launcher._jobs["job", 1]
+    first = record.stop
+    host.launcher.stop("job", 1, second_s, "second", asks=True)
+    assert first is not None
+    assert record.stop is not None
+    assert (record.stop.reason, record.stop.asks, record.stop.kill_at < first.kill_at) == ("first", True, sooner)
+    host.launcher.stop("job", 1, 60.0, "third")
+    assert host.exited().reason == "first"
+
+
+def test_what_does_not_save_is_not_told_how(host: Host) -> None:
+    host.launch(kind="lease", command=())
+    assert not {"COTENANT_CHECKPOINT_DIR", "COTENANT_STOP_FILE"} & set(host.launcher.environment("job", 1))
