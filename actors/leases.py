@@ -176,6 +176,8 @@ class GpuLease:
         """
         for term in itertools.count(1):
             yield term
+            if not self._forget.alive:
+                return  # released
             self._hold.look()
             self.check()
             if not self._hold.asked:

@@ -72,7 +72,7 @@ def _known(state: State, host_id: str, job: Job, item: InventoryItem) -> Iterato
     if item.phase == "exited":
         return  # its exit is on the way
     if job.state is JobState.STOPPING:
-        if item.phase != "stopping":
+        if item.phase != "stopping" or job.given_back:  # it may still wait for that; a repeat changes nothing
             reason = job.ending.reason if job.ending else job.reason
             yield stop_command(job, host_id, reason, state.settings)
         return

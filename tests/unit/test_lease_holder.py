@@ -107,6 +107,16 @@ def test_one_term_when_nobody_asks(bench: Bench) -> None:
         assert list(lease.terms()) == [1]
 
 
+def test_who_releases_it_is_done(bench: Bench) -> None:
+    lease = take()
+    for term in lease.terms():
+        assert term == 1
+        asked(bench, lease)
+        lease.release()
+    with pytest.raises(cotenant.LeaseLost, match="released"):
+        lease.check()
+
+
 def test_who_is_asked_and_stops_for_good_keeps_nothing(bench: Bench) -> None:
     with take() as lease:
         for _ in lease.terms():

@@ -182,14 +182,22 @@ def test_it_makes_room_for_what_is_more_important(checkpoint: str, *, leaves: bo
     driver.submit(spec("b", gpu_memory=8 * GIB, compute=1.0, priority="high"))
     commands = [command for _ in range(8) for command in driver.do(Tick(), after_s=10.0)]
     assert [command.asks for command in commands if isinstance(command, StopJob)] == [True] * leaves
+    if leaves:
+        driver.do(LeaseReturned("a", 1))
+        driver.start_all(driver.do(IN_TIME))
+        assert [driver.state(job_id) for job_id in "ab"] == ["QUEUED", "RUNNING"]
+        driver.start_all(driver.do(JobExited("b", 1, "h1", 0)))
+        assert (driver.state("a"), driver.job("a").epoch) == ("RUNNING", 2)
 
 
 def test_the_host_is_told_again_what_it_has_missed(driver: Driver) -> None:
-    running = [InventoryItem("a", 1, 0, "running")]
     driver.do(SuspendRequested("a", "x"))
-    assert reconcile(driver.core.state, "h1", running, driver.now) == ([], [ASKED])
+    assert reconcile(driver.core.state, "h1", [InventoryItem("a", 1, 0, "running")], driver.now) == ([], [ASKED])
+    assert reconcile(driver.core.state, "h1", [InventoryItem("a", 1, 0, "stopping")], driver.now) == ([], [])
     driver.do(LeaseReturned("a", 1))
-    assert reconcile(driver.core.state, "h1", running, driver.now) == ([], [GIVEN_BACK])
+    for phase in ("running", "stopping"):
+        item = InventoryItem("a", 1, 0, phase)
+        assert reconcile(driver.core.state, "h1", [item], driver.now) == ([], [GIVEN_BACK])
 
 
 @pytest.mark.parametrize("steps", range(5))

@@ -126,6 +126,34 @@ def test_a_scheduler_killed_before_any_command_loses_and_repeats_nothing(
     assert {job: bench.scheduler.job(job).restarts for job in "abc"} == {"a": 0, "b": 0, "c": 0}
 
 
+@pytest.mark.parametrize("delivered", range(5))
+def test_a_lease_that_leaves_its_gpus_outlives_the_scheduler(
+    bench: Bench, delivered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above: started, asked for, given back, and started again; whoever misses a command is told again."""
+    monkeypatch.setattr(scheduler_actor, "TICK_S", 3600.0)  # however slow this is, its host does not count as lost
+    bench.begin(limit=delivered)
+    lease = replace(half("a", checkpoint="own", grace_s=600.0), kind="lease", command=())
+    steps = [
+        lambda: bench.scheduler.submit([lease]),
+        lambda: bench.scheduler.steer("a", "suspend", None, "x"),
+        lambda: bench.scheduler.return_lease("a", 1),
+        lambda: bench.scheduler.steer("a", "resume", None, "go on"),
+    ]
+    seen = []
+    bench.report()
+    for step in steps:
+        step()
+        bench.scheduler._commit([])  # the commands of the step have gone out
+        if bench.fleet.left == 0:
+            bench.begin()
+        for _ in range(3):
+            bench.report()
+        seen.append(bench.state("a"))
+    assert seen == ["RUNNING", "STOPPING", "SUSPENDED", "RUNNING"]
+    assert bench.host.starts == [("a", 1), ("a", 2)]
+
+
 class TestFullDisk:
     """What cannot be recorded is refused; what runs goes on; afterwards everything goes on."""
 
