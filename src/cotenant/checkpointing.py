@@ -196,6 +196,9 @@ def stop_requested() -> bool:
 
     For programs that save in their own way; ``Checkpointer`` asks by itself. All ranks of an initialised
     ``torch.distributed`` group get the same answer, so that they save the same step; each has to ask after each step.
+
+    Raises:
+        RuntimeError: The lease was over before this process was started: it has the options of an earlier term.
     """
     return _anybody(_lease_asked())
 
@@ -208,7 +211,16 @@ def continues() -> bool:
 def _lease_asked() -> bool:
     """Whether the lease this process was started under is to be given back."""
     path = os.environ.get(STOP_FILE)
-    return path is not None and os.path.exists(path)  # noqa: PTH110 - after every step, and several times as fast
+    if path is None:
+        return False
+    # After every step: pathlib would take several times as long.
+    asked = os.path.exists(path)  # noqa: PTH110
+    if not asked and not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
+        raise RuntimeError(
+            "the lease that this process was started under is not held any more: call lease.options() or "
+            "lease.train_options() anew in each of its terms"
+        )
+    return asked
 
 
 def _anybody(mine: bool) -> bool:

@@ -214,6 +214,12 @@ def test_ranks_leave_together(tmp_path: Path) -> None:
     assert float(model.weight.detach()) == 5.0
 
 
+def test_a_process_with_the_options_of_an_earlier_term_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTENANT_STOP_FILE", str(tmp_path / "job.1" / "stop.json"))
+    with pytest.raises(RuntimeError, match="anew in each of its terms"):
+        checkpointing.stop_requested()
+
+
 def test_under_a_lease_the_block_is_left_in_any_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There Ray owns the signals and what SystemExit means: what is behind the block goes on."""
     stop_file = tmp_path / "stop.json"
