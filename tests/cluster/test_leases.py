@@ -276,7 +276,7 @@ def test_train_workers_are_suspended_and_resumed_as_one(single, tmp_path):
     import cotenant
 
     def work() -> str:
-        with cotenant.lease(gpus=2, compute=0.4, gpu_memory="300MiB", checkpoint="own", grace=60) as lease:
+        with cotenant.lease(gpus=2, compute=0.4, gpu_memory="300MiB", checkpoint="own", grace=80) as lease:
             for _ in lease.terms():
                 scaling, run = lease.train_options()
                 TorchTrainer(
@@ -299,14 +299,14 @@ def test_train_workers_are_suspended_and_resumed_as_one(single, tmp_path):
             assert not working.done(), working.exception()
             [view] = single.client.jobs(active_only=True)
             single.client.suspend(view.job_id)
-            single.reach(view, "SUSPENDED", 60.0)
+            single.reach(view, "SUSPENDED", 80.0)
             before = [steps(0), steps(1)]
             assert len(before[0]) == len(before[1])
             for done in before:
                 wait_until(lambda pid=done[0]["pid"]: not alive(pid), 15, "the workers have ended")
             assert all(view.job_id not in gpu.jobs for gpu in single.client.gpus())
             single.client.resume(view.job_id)
-            assert working.result(90) == view.job_id
+            assert working.result(120) == view.job_id
         finally:
             single.settle()  # whoever waits for a term, or trains, is let go
     for rank, done in enumerate(before):
