@@ -162,14 +162,15 @@ class GpuLease:
         """Have the lease suspended and moved: yields once for each time that it has GPUs, 1, 2, …
 
         In each term the program starts its processes with the options of the lease, continues from its checkpoint, and
-        ends them when it is done or asked to stop, within the grace period of its hints. After the last term nobody had
-        asked; one after which somebody had may have been the last as well, so a program that is done may ``break``.
+        ends them when it is done or asked to stop, within the grace period of its hints. When it is done it leaves the
+        loop, which else ends after a term in which nobody has asked.
 
         Example:
             >>> with cotenant.lease(gpus=2, checkpoint="own") as lease:
             ...     for _ in lease.terms():
             ...         scaling, run = lease.train_options()
-            ...         TorchTrainer(loop, scaling_config=..., run_config=RunConfig(name="mine", ..., **run)).fit()
+            ...         if TorchTrainer(loop, ..., run_config=RunConfig(name="mine", ..., **run)).fit().return_value:
+            ...             break
 
         Raises:
             LeaseLost: It was stopped, lost with its host, or not given back within the grace period.
@@ -341,6 +342,7 @@ def acquire(*, here: bool = False, name: str | None = None, timeout_s: float | N
         name: For people.
         timeout_s: Give up after this many seconds; None = wait.
         hints: Those known everywhere (``gpus``, ``gpu_memory``, ``compute``, ``max_slowdown`` …) except ``restart``.
+            ``checkpoint="own"``: the program promises to save when asked to (``GpuLease.terms``); not with ``here``.
 
     Raises:
         HintError: A hint is not accepted.

@@ -225,7 +225,7 @@ def test_train_workers_run_each_under_a_share_and_end_with_the_lease(single, tmp
     assert failed, "the training was cut short, and says so"
 
 
-def saving_loop(config: dict[str, Any]) -> None:
+def saving_loop(config: dict[str, Any]) -> bool:
     """Trains until it is to stop, or ten steps from a checkpoint; every rank writes down what it has done."""
     import tempfile
 
@@ -263,8 +263,9 @@ def saving_loop(config: dict[str, Any]) -> None:
                     torch.save({"model": model.state_dict(), "step": step}, f"{folder}/state.pt")
                 kept = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
                 ray.train.report({"step": step}, checkpoint=kept)
-            return
+            return False
         time.sleep(0.02)
+    return True
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
@@ -279,13 +280,15 @@ def test_train_workers_are_suspended_and_resumed_as_one(single, tmp_path):
         with cotenant.lease(gpus=2, compute=0.4, gpu_memory="300MiB", checkpoint="own", grace=80) as lease:
             for _ in lease.terms():
                 scaling, run = lease.train_options()
-                TorchTrainer(
+                trainer = TorchTrainer(
                     saving_loop,
                     train_loop_config={"out": str(tmp_path)},
                     scaling_config=ScalingConfig(**scaling),
                     run_config=RunConfig(name="saves", storage_path=str(tmp_path / "train"), **run),
-                ).fit()
-            return lease.job_id
+                )
+                if trainer.fit().return_value:
+                    return lease.job_id
+        return "never done"
 
     def steps(rank: int) -> list[dict[str, Any]]:
         log = tmp_path / str(rank)
