@@ -20,7 +20,9 @@ from cotenant.forecasting.types import InterferencePredictor, ThroughputPredicti
 from cotenant.placement.constraints import basic_error, with_hinted_profile
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Fleet
+from cotenant.placement.mix import Demand
 from cotenant.placement.objective import cautious, packing_saving, score, slowness
+from cotenant.placement.room import free_parts
 from cotenant.placement.shares import TOLERANCE, floor_of, memory_need, thousandths
 from cotenant.placement.statement import Statement, resident_of
 from cotenant.placement.types import GpuView, NoFit, Placement, Request, Resident, Share
@@ -81,7 +83,7 @@ def rearrange(
     moved = {request.job_id for request, _ in moving}
     kept = [each for each in placed if each[0].job_id not in moved]
     spare = _spare_processors(before, gpus, kept) if any(job.cpus for job in jobs) else {}
-    batch = Batch(jobs, gpus, crews, list(range(len(moving), len(jobs))), predictor, settings, spare)
+    batch = Batch(jobs, gpus, crews, list(range(len(moving), len(jobs))), predictor, settings, spare, before.demand)
     if not batch.improve():
         return None
     again = _placed_again(policy, batch)
@@ -148,6 +150,7 @@ class Batch:
         crews: Which of the jobs are on each GPU, by their numbers.
         waiting: Numbers of those that have no place, in order of the queue.
         spare: By host, the processors for these jobs, in thousandths; empty when none of them asks for any.
+        demand: What jobs typically ask for: then what is left to them counts instead of the saving; None = not known.
     """
 
     jobs: Sequence[Request]
@@ -157,6 +160,7 @@ class Batch:
     predictor: InterferencePredictor
     settings: PlacementSettings
     spare: Mapping[str, int] = field(default_factory=dict)
+    demand: Demand | None = None
     _worth: dict[tuple[int, _Crew], float] = field(default_factory=dict)
 
     def improve(self) -> bool:
@@ -303,4 +307,8 @@ class Batch:
                 return -math.inf
         bias = self.settings.packing_bias
         slower = math.fsum(slowness(gpu.gpu_type, self.jobs[job], self.settings) - 1.0 for job in crew)
-        return score(throughputs, bias, [member.weight for member in members]) - (1.0 - bias) * slower
+        found = score(throughputs, bias, [member.weight for member in members]) - (1.0 - bias) * slower
+        if self.demand is None:
+            return found
+        left = free_parts(Fleet([replace(gpu, residents=tuple(members))]))[0]
+        return found + bias * (float(self.demand.worth[left]) - packing_saving(throughputs))

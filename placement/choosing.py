@@ -11,6 +11,7 @@ from cotenant.placement.constraints import Candidates
 from cotenant.placement.fleet import Fleet, Floats, Integers
 from cotenant.placement.fragmentation import fragments_made
 from cotenant.placement.processors import first_of, rooms
+from cotenant.placement.room import parts_of, room_lost
 from cotenant.placement.shares import TOLERANCE
 from cotenant.placement.types import Request
 
@@ -31,6 +32,7 @@ def choose(candidates: Candidates, request: Request, value: Floats, protect: boo
     """Return the positions of the best ``request.gpus`` candidates, all on one host if asked; None when too few.
 
     Ranked by: value (less what links between hosts cost), number of residents, fragments made, memory left, position.
+    Where it is known what jobs typically ask for, room lost counts instead of the residents and the fragments.
 
     Args:
         candidates: The GPUs that may take it.
@@ -39,19 +41,21 @@ def choose(candidates: Candidates, request: Request, value: Floats, protect: boo
         protect: Of equally good GPUs the one with fewer residents, instead of more.
         bias: Packing bias: how little slow links count.
     """
-    fleet, places = candidates.fleet, candidates.places
-    if len(places) < request.gpus:
+    fleet = candidates.fleet
+    if len(candidates.places) < request.gpus:
         return None
+    first = -np.rint(value / TOLERANCE)  # equal up to rounding errors counts as equal
+    if request.gpus == 1:
+        best = first == first.min()
+        candidates, first = candidates.only(best), first[best]
+    places = candidates.places
     if request.gpus == len(places) == 1:
         return [int(places[0])]
-    needs = candidates.needs
-    crowd = fleet.crowd[places] if protect else -fleet.crowd[places]
     table = np.stack(
         [
-            -np.rint(value / TOLERANCE),  # equal up to rounding errors counts as equal
-            crowd.astype(np.float64),
-            fragments_made(fleet, places, needs),
-            (fleet.free[places] - needs).astype(np.float64),
+            first,
+            *_whole(candidates, request, protect),
+            (fleet.free[places] - candidates.needs).astype(np.float64),
         ]
     )
     if request.gpus == 1:
@@ -71,6 +75,16 @@ def choose(candidates: Candidates, request: Request, value: Floats, protect: boo
         choices.append(_spread(fleet, places, table, request.gpus, FURTHER_HOST_COSTS * slower))
     found = [choice for choice in choices if choice is not None]
     return sorted(min(found, key=lambda choice: choice.key).places) if found else None
+
+
+def _whole(candidates: Candidates, request: Request, protect: bool) -> tuple[Floats, Floats]:
+    """Return what keeps the cluster whole, two rows for the candidates: the smaller, the better."""
+    fleet, places, needs = candidates.fleet, candidates.places, candidates.needs
+    crowd = fleet.crowd[places].astype(np.float64)
+    if fleet.demand is None:
+        return crowd if protect else -crowd, fragments_made(fleet, places, needs)
+    lost = room_lost(fleet, fleet.demand, request, places, parts_of(request, needs, fleet.capacity[places]))
+    return crowd if protect else np.zeros(len(places)), lost
 
 
 def _least(table: Floats) -> int:

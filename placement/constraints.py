@@ -14,6 +14,7 @@ from cotenant.placement.fleet import Flags, Fleet, Floats, Integers, Part, does_
 from cotenant.placement.objective import slowness
 from cotenant.placement.processors import most_of, rooms
 from cotenant.placement.prospects import Prospect
+from cotenant.placement.room import cost, free_parts, parts_of, room_lost
 from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_need, memory_needs, thousandths
 from cotenant.placement.types import FitError, FitErrorKind, GpuView, NoFit, Request, Resident
 
@@ -36,7 +37,8 @@ class Outlook:
     Attributes:
         after: Normalised throughput of every resident, in order, and last of the job.
         saving: Packing saving of the GPU afterwards; 0 when the job is alone there.
-        gain: Score of the GPU afterwards minus its score now, less what a slower GPU type costs the job.
+        gain: Score of the GPU afterwards minus its score now, less what a slower GPU type costs the job. Where it is
+            known what jobs typically ask for, what the place costs them counts instead of the saving.
         harm: What the job loses against the fastest GPU type alone, plus what its neighbours lose, by their weight.
     """
 
@@ -121,7 +123,7 @@ class Examination:
             after = self._predictor.predict([self.request.on(fleet.kinds[kind])], fleet.kinds[kind])
             outlook = self._alone[kind] = Outlook(after, 0.0, -(1.0 - settings.packing_bias) * slower, slower)
             gain[kinds == kind], harm[kinds == kind] = outlook.gain, outlook.harm
-        return Candidates(fleet, places, self._needs_at(places), gain, harm)
+        return Candidates(fleet, places, self._needs_at(places), gain - self._cost(places), harm)
 
     def shared(self) -> Candidates:
         """Return the GPUs that carry somebody and may take the job.
@@ -136,6 +138,7 @@ class Examination:
         outlooks = [self.outlook(place) for place in good]
         places = np.array(good, dtype=np.int64)
         gain, harm = np.array([each.gain for each in outlooks]), np.array([each.harm for each in outlooks])
+        gain = gain - self._cost(places)
         return Candidates(self.fleet, places, self._needs_at(places), gain, harm)
 
     def outlook(self, place: int) -> Outlook:
@@ -146,6 +149,8 @@ class Examination:
         weight, bias = self.request.weight, self._settings.packing_bias
         slower = slowness(self.fleet.views[place].gpu_type, self.request, self._settings)
         gain = prospect.gain(weight, bias) - (1.0 - bias) * (slower - 1.0)
+        if self.fleet.demand is not None:
+            gain -= bias * (prospect.saving - prospect.saved)
         harm = slower * (1.0 + prospect.own) - 1.0 + prospect.grown / weight
         return Outlook(prospect.after, prospect.saving, gain, harm)
 
@@ -165,6 +170,17 @@ class Examination:
     def _needs_at(self, places: Integers) -> Integers:
         """Return the memory the job would reserve on the GPUs at these positions of the fleet."""
         return memory_needs(self.request, self.fleet.capacity[places], self._settings.memory_margin)
+
+    def _parts(self, places: Integers) -> Integers:
+        """Return the part of these GPUs that the job would take, hundredths."""
+        return parts_of(self.request, self._needs_at(places), self.fleet.capacity[places])
+
+    def _cost(self, places: Integers) -> Floats:
+        """Return by how much the gain falls since the job takes from others what they typically ask for."""
+        demand = self.fleet.demand
+        if demand is None or not len(places):
+            return np.zeros(len(places))
+        return self._settings.packing_bias * cost(demand, free_parts(self.fleet)[places], self._parts(places))
 
     def _screen(self) -> Flags:
         """Return where everything but the interference lets the job in."""
@@ -227,8 +243,14 @@ class Examination:
         return apart
 
     def _close(self) -> list[int]:
-        """Return the shared GPUs that are looked at closely: those whose residents use the GPU least, ascending."""
+        """Return the shared GPUs that are looked at closely, ascending: those whose residents use the GPU least.
+
+        Where it is known what jobs typically ask for, those that cost them least.
+        """
         places, most = self._crowded, max(MOST_PREDICTED, 4 * self.request.gpus)
+        if len(places) > most and self.fleet.demand is not None:
+            lost = room_lost(self.fleet, self.fleet.demand, self.request, places, self._parts(places))
+            places = np.sort(places[np.lexsort((lost, self._cost(places)))[:most]])
         if len(places) > most:
             used = np.minimum(self.fleet.util[places] * 1000.0, 32767.0).astype(np.int16)  # sorted in linear time
             places = np.sort(places[np.argsort(used, kind="stable")[:most]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from cotenant.placement.prospects import Prospects
 from cotenant.placement.shares import free_memory, reservable_compute, thousandths
 from cotenant.placement.types import GpuView, Request, Resident
+
+if TYPE_CHECKING:
+    from cotenant.placement.mix import Demand
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -49,9 +52,11 @@ class Fleet(Sequence[GpuView]):
         kept: By number of the host, processors that newcomers must leave to somebody, in thousandths.
         everywhere: All positions.
         prospects: What is predicted for jobs on shared GPUs.
+        demand: What jobs typically ask for; None = not known.
     """
 
     def __init__(self, views: Iterable[GpuView] = ()) -> None:
+        self.demand: Demand | None = None
         self._load(list(views))
 
     def __len__(self) -> int:

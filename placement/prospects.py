@@ -25,6 +25,7 @@ class Prospect:
     Attributes:
         after: Normalised throughput of every resident, in order, and last of the job.
         saving: Packing saving of the GPU afterwards.
+        saved: Packing saving of the GPU without the job.
         now: Score of the GPU without the job.
         own: Slowdown of the job, 1/n - 1.
         lost: Sum over the residents of weight times 1/n - 1 afterwards.
@@ -34,6 +35,7 @@ class Prospect:
 
     after: Sequence[ThroughputPrediction]
     saving: float
+    saved: float
     now: float
     own: float
     lost: float
@@ -112,14 +114,15 @@ def _prospect(
     settings: PlacementSettings,
 ) -> Prospect:
     weights = [resident.weight for resident in gpu.residents]
-    now = score([prediction.mid for prediction in before], settings.packing_bias, weights)
+    alone = [prediction.mid for prediction in before]
+    now, saved = score(alone, settings.packing_bias, weights), packing_saving(alone)
     saving = packing_saving([prediction.mid for prediction in after])
     error = _slowdown_error(request, gpu, after, settings.confidence)
     if error is None and saving <= 0.0:  # one after the other would be faster, whatever slowdown the users accept
         error = FitError("no_saving", gpu.gpu_id, 0.0, saving)
     lost = math.fsum(weight * (1.0 / new.mid - 1.0) for weight, new in zip(weights, after, strict=False))
     lost_now = math.fsum(weight * (1.0 / old.mid - 1.0) for weight, old in zip(weights, before, strict=True))
-    return Prospect(after, saving, now, 1.0 / after[-1].mid - 1.0, lost, lost - lost_now, error)
+    return Prospect(after, saving, saved, now, 1.0 / after[-1].mid - 1.0, lost, lost - lost_now, error)
 
 
 def _slowdown_error(

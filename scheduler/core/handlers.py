@@ -80,6 +80,7 @@ def job_submitted(turn: Turn, event: JobSubmitted) -> None:
     job = Job(spec, JobState.PENDING, queued_at=now, seq=state.next_seq, reason="submitted")
     job = replace(job, history=(StateChange(now, JobState.PENDING, "submitted"),))
     state.next_seq += 1
+    state.note_kind(job)
     if state.hosts:
         job = advance(job, JobState.QUEUED, now, "waiting for a place")
         turn.dirty = True

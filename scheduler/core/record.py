@@ -10,6 +10,7 @@ from pydantic import ConfigDict, TypeAdapter
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import DemandProfile
+from cotenant.placement.mix import Counts
 from cotenant.placement.resize import ResizeMemory
 from cotenant.scheduler.core.accounts import Kind
 from cotenant.scheduler.core.model import Gpu, Host, Job, Progress, Reservation
@@ -50,6 +51,7 @@ class Record:
     deadlines_seen_at: float = 0.0
     typed_profiles: dict[str, dict[str, DemandProfile]] = field(default_factory=dict)
     moves: Moves = field(default_factory=Moves)
+    mix: Counts = field(default_factory=Counts)
 
 
 # The one-element tuple carries the configuration, which a bare dataclass cannot: infinities survive the round trip.

@@ -19,7 +19,9 @@ from cotenant.forecasting.interference.evidence import EvidenceBook
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.fleet import Fleet, Floats
+from cotenant.placement.mix import Mix
 from cotenant.placement.resize import ResizeMemory, UsageSignal
+from cotenant.placement.room import kind_of
 from cotenant.placement.statement import resident_of
 from cotenant.placement.types import FitError, GpuView, Request, Share
 from cotenant.scheduler.core.accounts import Accounts
@@ -38,6 +40,11 @@ from cotenant.scheduler.core.snapshot import Usage
 
 KEPT_ENDED_JOBS = 10_000
 KEPT_FINGERPRINTS = 10_000
+_WRITTEN_AS_IT_IS = (
+    "configured", "settings", "now", "cycle", "next_seq", "profiles", "typed_profiles", "usage", "resize_memory",
+    "reported_at", "ignored", "overlooked", "model_versions", "evidence_at", "progress", "reservation",
+    "deadlines_seen_at", "moves",
+)  # fmt: skip
 
 
 class InvariantViolation(Exception):
@@ -73,6 +80,7 @@ class State:
         reservation: GPUs held for a job that waited long.
         deadlines_seen_at: When the deadlines of running jobs were last looked at.
         moves: What is under way, and what must be remembered, of moving and suspending jobs.
+        mix: What jobs typically ask for, learnt once jobs say what processors they need.
         line: The waiting jobs, with what they were told.
         floor: The GPUs as placement sees them.
         models: The models themselves; not written down, they follow from the versions.
@@ -102,6 +110,7 @@ class State:
     reservation: Reservation | None = None
     deadlines_seen_at: float = 0.0
     moves: Moves = field(default_factory=Moves)
+    mix: Mix = field(default_factory=Mix)
     models: Models = field(default_factory=Models)
     queued: set[str] = field(default_factory=set)
     pending: set[str] = field(default_factory=set)
@@ -226,7 +235,9 @@ class State:
 
     def fleet(self) -> Fleet:
         """Return all GPUs with their residents. Who changes it takes that back."""
-        return self.floor.fleet(self.gpus, self._build_view)
+        fleet = self.floor.fleet(self.gpus, self._build_view)
+        fleet.demand = self.mix.demand()
+        return fleet
 
     @property
     def refused(self) -> dict[str, tuple[FitError, ...]]:
@@ -257,6 +268,12 @@ class State:
         if job.state.terminal:
             heapq.heappush(self._ended, (job.ended_at or 0.0, job.seq, job_id))
             self._drop_oldest_ended()
+
+    def note_kind(self, job: Job) -> None:
+        """Take into account what a new job asks for, if jobs say what processors they need."""
+        if job.spec.hints.cpus or self.mix.jobs:
+            largest = max((gpu.memory_bytes for gpu in self.gpus.values()), default=0)
+            self.mix.note(kind_of(self.request_of(job), largest))
 
     def put_host(self, host: Host) -> None:
         """Record a host and its GPUs; GPUs it no longer has are dropped. A GPU belongs to its last announcer."""
@@ -327,32 +344,16 @@ class State:
         """Return the state as JSON; equal states give equal bytes."""
         record = Record(
             schema_version=SCHEMA_VERSION,
-            configured=self.configured,
-            settings=self.settings,
-            now=self.now,
-            cycle=self.cycle,
-            next_seq=self.next_seq,
             jobs=tuple(self.jobs.values()),
             hosts=tuple(self.hosts.values()),
             gpus=tuple(self.gpus.values()),
-            profiles=self.profiles,
-            typed_profiles=self.typed_profiles,
-            usage=self.usage,
-            resize_memory=self.resize_memory,
-            reported_at=self.reported_at,
-            ignored=self.ignored,
-            overlooked=self.overlooked,
             told=tuple(self.line.told(lambda job_id: self.jobs[job_id].seq)),
             changed_gpus=tuple(sorted(self.floor.changed)),
-            model_versions=self.model_versions,
             evidence=self.evidence.observations(),
             gathered=tuple(self.gathered),
-            evidence_at=self.evidence_at,
             accounts=self.accounts.used(),
-            progress=self.progress,
-            reservation=self.reservation,
-            deadlines_seen_at=self.deadlines_seen_at,
-            moves=self.moves,
+            mix=self.mix.counts(),
+            **{name: getattr(self, name) for name in _WRITTEN_AS_IT_IS},
         )
         return write(record)
 
@@ -365,28 +366,12 @@ class State:
         """
         record = read(text)
         state = cls(
-            settings=record.settings,
-            configured=record.configured,
-            now=record.now,
-            cycle=record.cycle,
-            next_seq=record.next_seq,
             hosts={host.host_id: host for host in record.hosts},
             gpus={gpu.gpu_id: gpu for gpu in record.gpus},
-            profiles=record.profiles,
-            typed_profiles=record.typed_profiles,
-            usage=record.usage,
-            resize_memory=record.resize_memory,
-            reported_at=record.reported_at,
-            ignored=record.ignored,
-            overlooked=record.overlooked,
-            model_versions=record.model_versions,
             evidence=EvidenceBook(record.evidence),
             gathered=list(record.gathered),
-            evidence_at=record.evidence_at,
-            progress=record.progress,
-            reservation=record.reservation,
-            deadlines_seen_at=record.deadlines_seen_at,
-            moves=record.moves,
+            mix=Mix(record.mix),
+            **{name: getattr(record, name) for name in _WRITTEN_AS_IT_IS},
         )
         for job in record.jobs:
             state.put(job)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import GIB, gpu, profile, request, resident
@@ -16,6 +17,7 @@ from cotenant.forecasting.types import UNKNOWN_PROFILE
 from cotenant.placement.batch import MOST_JOBS, rearrange
 from cotenant.placement.engine import policy
 from cotenant.placement.fleet import Fleet
+from cotenant.placement.mix import Kind, Mix
 from cotenant.placement.objective import score
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import GpuView, Placement, Request
@@ -84,6 +86,31 @@ def test_nobody_is_left_alone_who_could_have_had_a_partner() -> None:
     assert better is not None
     assert len(better) == 4
     assert all(len(crew) == 2 and len({name[:5] for name in crew}) == 2 for crew in crews(better).values())
+
+
+@pytest.mark.parametrize(("cpus", "placed"), [(4.0, 4), (3.9, None), (None, 4)])
+def test_who_goes_together_has_the_processors_of_the_host(cpus: float | None, placed: int | None) -> None:
+    cluster = [gpu("g0", host="a", cpus=cpus), gpu("g1", host="b", cpus=cpus)]
+    jobs = [*(replace(job, cpus=1.0) for job in FAIR), *(replace(job, cpus=3.0) for job in HEAVY)]
+    better = together(cluster, jobs)
+    assert (better and len(better)) == placed
+
+
+def test_what_is_left_to_typical_jobs_counts_instead_of_the_saving() -> None:
+    """Halves are asked for: two jobs of a quarter each go to one GPU rather than beside one of a half each."""
+    mix, fleet = Mix(), Fleet([gpu("g0", resident("half", 0.5, min_compute=0.5)), gpu("g1"), gpu("g2")])
+    for part in (50, 50, 25):
+        mix.note(Kind(1, part, 0))
+    fleet.demand = mix.demand()
+    statement, placed = Statement(fleet.views), []
+    for job, place in zip((request("a", 0.25), request("b", 0.25)), ("g0", "g1"), strict=True):
+        answer = ENGINE.place(job, [statement.gpu(place)], RULE, TWO, 9)
+        assert isinstance(answer, Placement)
+        statement.place(job, answer)
+        placed.append((job, answer))
+    better = rearrange(ENGINE, fleet, placed, [request("c", 0.5)], predictor=RULE, settings=TWO)
+    assert better is not None
+    assert {"a", "b"} in crews(better).values()
 
 
 def test_whoever_must_stay_stays() -> None:

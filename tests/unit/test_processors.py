@@ -132,8 +132,8 @@ def where(driver: Driver) -> dict[str, str]:
 def test_a_job_that_ends_makes_room_on_the_other_gpus_of_its_host() -> None:
     many = tuple(host(f"h{n}", 4, cpus=1.0) for n in range(2, 20))  # so many that only GPUs that change are looked at
     driver = Driver(host("h1", gpus=4, cpus=8.0), *many)
-    driver.run(half("a", cpus=6.0, isolation="hard"), half("b", cpus=1.0, isolation="hard"))
-    driver.submit(half("c", cpus=7.0, isolation="hard", gpus=1))
+    driver.run(half("a", cpus=6.0, isolation="hard"), half("b", cpus=2.0, isolation="hard"))
+    driver.submit(half("c", cpus=6.0, isolation="hard", gpus=1))
     assert set(where(driver)) == {"a", "b"}
     driver.do(JobExited("a", 1, "h1", 0))
     assert where(driver)["c"].startswith("h1")
