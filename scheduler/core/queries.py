@@ -229,6 +229,8 @@ def _where_it_is(state: State, job: Job) -> list[str]:
         beside = [other.spec.job_id for other in state.residents(share.gpu_id) if other is not job]
         company = f"beside {', '.join(beside)}" if beside else "alone"
         details.append(f"on {share.gpu_id} {company}: compute {share.compute:.2f}, {memory_text(share.memory_bytes)}")
+    if job.spec.hints.cpus:
+        details.append(f"{job.spec.hints.cpus:g} processors reserved for each GPU")
     if job.predicted is not None:
         details.append(f"predicted slowdown {1.0 / job.predicted:.2f}")
     why = [change.reason for change in job.history if change.state is JobState.STARTING]

@@ -20,6 +20,7 @@ from cotenant.placement.processors import keep_for, rooms
 from cotenant.placement.types import GpuView, NoFit, Placement
 from cotenant.scheduler.core import queries, whatif
 from cotenant.scheduler.core.events import HostJoined, JobExited, MoveRequested, SuspendRequested, Tick
+from cotenant.scheduler.core.invariants import InvariantViolation, check_processors
 from cotenant.scheduler.core.model import Host
 from cotenant.scheduler.core.state import State
 
@@ -123,6 +124,13 @@ def test_processors_that_are_kept_are_those_beyond_what_the_jobs_there_give_back
     assert fleet.spare()[0] == 14000
 
 
+def test_a_host_whose_jobs_take_more_than_it_has_is_a_bug_when_it_is_given_away() -> None:
+    over = Fleet([gpu("a", resident("r", cpus=5.0), host="h7", cpus=4.5), gpu("b", host="other", cpus=1.0)])
+    check_processors(over, ["b"])
+    with pytest.raises(InvariantViolation, match=r"host h7: its jobs take 0\.5 processors more than it has"):
+        check_processors(over, ["b", "a"])
+
+
 def where(driver: Driver) -> dict[str, str]:
     return {
         job_id: job.lease.shares[0].gpu_id for job_id, job in driver.core.state.jobs.items() if job.lease is not None
@@ -147,6 +155,7 @@ def test_a_suspended_job_holds_no_processors() -> None:
     driver.submit(half("b", cpus=3.0))
     told = queries.explain(driver.core.state, "b", driver.now)
     assert told.summary == "waits: 1 host: 2 processors short"
+    assert "3 processors reserved for each GPU" in queries.explain(driver.core.state, "a", driver.now).details
     driver.do(SuspendRequested("a", "asked"))
     driver.do(JobExited("a", 1, "h1", -15, stopped=True))
     assert set(where(driver)) == {"b"}
