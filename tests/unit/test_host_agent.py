@@ -18,6 +18,7 @@ from support import wait_until
 
 from cotenant.actors import host_agent
 from cotenant.actors.host_agent import HostAgent
+from cotenant.actors.processors import processors
 from cotenant.actors.shim.reportfile import ReportWriter
 from cotenant.configs.settings import DeviceSettings, Settings
 from cotenant.placement.types import Share
@@ -97,6 +98,7 @@ def test_a_job_is_started_and_told_of(agent):
     agent._launcher.tend()
     report = agent.report(1, (), "")
     assert [item.job_id for item in report.inventory] == ["job"]
+    assert report.host.cpus == processors()
     assert Path(agent._launcher.environment("job", 1)["COTENANT_AGENT"]).is_socket()
 
 
