@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,20 @@ def test_it_goes_on_elsewhere_after_it_was_moved(bench: Bench) -> None:
             if term == 1:
                 bench.client.move(lease.job_id)
     assert len(set(places)) == len(places) == 2
+
+
+def test_it_may_be_suspended_before_it_has_any_gpus(bench: Bench) -> None:
+    with take(gpus=2, isolation="hard") as first, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(take, timeout_s=30)
+        wait_until(lambda: len(bench.client.jobs(active_only=True)) == 2, 20, "it waits")
+        [job_id] = {view.job_id for view in bench.client.jobs(active_only=True)} - {first.job_id}
+        bench.client.suspend(job_id)
+        first.release()
+        bench.client.wait(first.job_id, 20)
+        assert bench.state(job_id) == "SUSPENDED"
+        bench.client.resume(job_id)
+        with waiting.result(20) as lease:
+            assert (lease.job_id, lease.stop_requested) == (job_id, None)
 
 
 def test_one_term_when_nobody_asks(bench: Bench) -> None:
@@ -195,6 +210,9 @@ class Scripted:
     def __init__(self, *views: Any) -> None:
         self.views, self.returned = list(views), []
 
+    def stop(self, _job_id: str, _reason: str) -> Any:
+        return self.views.pop(0)
+
     def renew(self, _job_id: str) -> Any:
         return self.views.pop(0)
 
@@ -203,12 +221,20 @@ class Scripted:
         return self.views.pop(0)
 
 
+def seen(state: JobState, epoch: int, checkpoint: str = "own") -> Any:
+    return job_view("a", state, epoch=epoch, hints={"checkpoint": checkpoint})
+
+
+@pytest.mark.parametrize(("checkpoint", "returned"), [("own", [("a", 4)]), ("none", [])])
+def test_who_has_waited_too_long_leaves_no_gpus_held(checkpoint: str, returned: list[Any]) -> None:
+    """It may have been granted at the last moment."""
+    client = Scripted(seen(JobState.STOPPING, 4, checkpoint), seen(JobState.STOPPING, 4, checkpoint))
+    leases._give_up(client, "a", "not waited for any longer")  # type: ignore[arg-type]
+    assert client.returned == returned
+
+
 def test_gpus_that_were_asked_for_before_anybody_knew_of_them_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "POLL_S", 0.0)
-
-    def seen(state: JobState, epoch: int) -> Any:
-        return job_view("a", state, epoch=epoch, hints={"checkpoint": "own"})
-
     later = [(JobState.STOPPING, 2), (JobState.QUEUED, 2), (JobState.STARTING, 3), (JobState.RUNNING, 3)]
     client = Scripted(*(seen(*each) for each in later))
     assert leases._granted(client, seen(JobState.STOPPING, 1), None, 1).epoch == 3  # type: ignore[arg-type]
