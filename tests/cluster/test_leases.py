@@ -146,97 +146,22 @@ def test_a_lease_taken_here_waits_until_this_host_has_room(single):
         first.options()
 
 
-def loop(config: dict[str, Any]) -> None:
-    """A data-parallel loop that never ends by itself; every rank writes down where it is."""
-    import ray.train
-    import ray.train.torch
-    import torch
+def loop(config: dict[str, Any]) -> bool:
+    """A data-parallel loop that ends when it is asked to, or ten steps after a checkpoint; returns whether it is done.
 
-    from cotenant.actors.shim.reportfile import read_report
-
-    torch.set_num_threads(1)
-    model = ray.train.torch.prepare_model(torch.nn.Linear(64, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for number in range(1_000_000):
-        optimizer.zero_grad()
-        model(torch.randn(256, 64)).square().mean().backward()
-        optimizer.step()
-        if number == 20:
-            report = read_report(f"{os.environ['COTENANT_JOB_DIR']}/report-{os.getpid()}")
-            seen = {
-                "pid": os.getpid(),
-                "share": report.share_index if report else None,
-                "cores": sorted(os.sched_getaffinity(0)),
-                "backend": torch.distributed.get_backend(),
-            }
-            place = Path(config["out"], str(ray.train.get_context().get_world_rank()))
-            place.with_suffix(".new").write_text(json.dumps(seen))
-            place.with_suffix(".new").rename(place)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
-def test_train_workers_run_each_under_a_share_and_end_with_the_lease(single, tmp_path):
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    import cotenant
-
-    lease = cotenant.lease(gpus=2, compute=0.4, gpu_memory="300MiB", name="train")
-    scaling, run = lease.train_options()
-    trainer = TorchTrainer(
-        loop,
-        train_loop_config={"out": str(tmp_path)},
-        scaling_config=ScalingConfig(**scaling),
-        run_config=RunConfig(storage_path=str(tmp_path / "train"), **run),
-    )
-    failed: list[BaseException] = []
-
-    def fit() -> None:
-        try:
-            trainer.fit()
-        except Exception as error:  # noqa: BLE001 - looked at below
-            failed.append(error)
-
-    fitting = threading.Thread(target=fit, daemon=True)
-    fitting.start()
-    try:
-        ranks = [tmp_path / "0", tmp_path / "1"]
-        wait_until(lambda: all(rank.exists() for rank in ranks) or failed, 90, "both ranks train")
-        assert not failed, failed
-        seen = [json.loads(rank.read_text()) for rank in ranks]
-        assert [one["backend"] for one in seen] == ["gloo", "gloo"]
-        assert [one["share"] for one in seen] == [0, 1]
-        assert len({tuple(one["cores"]) for one in seen}) == 2, "each rank is on its own device"
-        wait_until(
-            lambda: (
-                (usage := single.client.job(lease.job_id).usage)
-                and usage.step_rate
-                and "2 processes train" in usage.controls
-            ),
-            30,
-            f"the steps of both are counted ({single.client.job(lease.job_id)})",
-        )
-    finally:
-        lease.release()
-    for one in seen:
-        wait_until(lambda pid=one["pid"]: not alive(pid), 15, "the workers end with the lease")
-    fitting.join(30)
-    assert not fitting.is_alive()
-    assert failed, "the training was cut short, and says so"
-
-
-def saving_loop(config: dict[str, Any]) -> bool:
-    """Trains until it is to stop, or ten steps from a checkpoint; every rank writes down what it has done."""
+    Every rank writes down where it is, and what it does.
+    """
     import tempfile
 
     import ray.train
     import ray.train.torch
     import torch
 
+    from cotenant.actors.shim.reportfile import read_report
     from cotenant.checkpointing import stop_requested
 
     torch.set_num_threads(1)
-    model = ray.train.torch.prepare_model(torch.nn.Linear(4, 1))
+    model = ray.train.torch.prepare_model(torch.nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step, last, rank = 0, 1_000_000, ray.train.get_context().get_world_rank()
     if (checkpoint := ray.train.get_checkpoint()) is not None:
@@ -251,12 +176,23 @@ def saving_loop(config: dict[str, Any]) -> bool:
     while step < last:
         before = weights()
         optimizer.zero_grad()
-        model(torch.randn(8, 4)).square().mean().backward()
+        model(torch.randn(256, 64)).square().mean().backward()
         optimizer.step()
         step += 1
-        seen = {"step": step, "before": before, "after": weights(), "epoch": os.environ["COTENANT_EPOCH"]}
-        with Path(config["out"], str(rank)).open("a") as log:
-            log.write(json.dumps({**seen, "pid": os.getpid()}) + "\n")
+        done = {"step": step, "before": before, "after": weights(), "epoch": os.environ["COTENANT_EPOCH"]}
+        with Path(config["out"], f"steps-{rank}").open("a") as log:
+            log.write(json.dumps(done) + "\n")
+        if step == 21:
+            report = read_report(f"{os.environ['COTENANT_JOB_DIR']}/report-{os.getpid()}")
+            seen = {
+                "pid": os.getpid(),
+                "share": report.share_index if report else None,
+                "cores": sorted(os.sched_getaffinity(0)),
+                "backend": torch.distributed.get_backend(),
+            }
+            place = Path(config["out"], str(rank))
+            place.with_suffix(".new").write_text(json.dumps(seen))
+            place.with_suffix(".new").rename(place)
         if stop_requested():
             with tempfile.TemporaryDirectory() as folder:
                 if rank == 0:
@@ -264,13 +200,12 @@ def saving_loop(config: dict[str, Any]) -> bool:
                 kept = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
                 ray.train.report({"step": step}, checkpoint=kept)
             return False
-        time.sleep(0.02)
     return True
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
-def test_train_workers_are_suspended_and_resumed_as_one(single, tmp_path):
-    """Both ranks save the same step, end, and go on from there in another term: no step is lost or made twice."""
+def test_train_workers_run_each_under_a_share_and_are_suspended_and_resumed_as_one(single, tmp_path):
+    """When asked, both ranks save the same step and end; they go on from there, and no step is lost or made twice."""
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -281,7 +216,7 @@ def test_train_workers_are_suspended_and_resumed_as_one(single, tmp_path):
             for _ in lease.terms():
                 scaling, run = lease.train_options()
                 trainer = TorchTrainer(
-                    saving_loop,
+                    loop,
                     train_loop_config={"out": str(tmp_path)},
                     scaling_config=ScalingConfig(**scaling),
                     run_config=RunConfig(name="saves", storage_path=str(tmp_path / "train"), **run),
@@ -290,33 +225,45 @@ def test_train_workers_are_suspended_and_resumed_as_one(single, tmp_path):
                     return lease.job_id
         return "never done"
 
-    def steps(rank: int) -> list[dict[str, Any]]:
-        log = tmp_path / str(rank)
-        whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
-        return [json.loads(line) for line in whole.splitlines()]
+    def steps() -> list[list[dict[str, Any]]]:
+        logs = [tmp_path / "steps-0", tmp_path / "steps-1"]
+        return [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
 
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(work)
         try:
-            wait_until(lambda: (len(steps(0)) > 3 and len(steps(1)) > 3) or working.done(), 90, "both ranks train")
+            ranks = [tmp_path / "0", tmp_path / "1"]
+            wait_until(lambda: all(rank.exists() for rank in ranks) or working.done(), 90, "both ranks train")
             assert not working.done(), working.exception()
+            seen = [json.loads(rank.read_text()) for rank in ranks]
+            assert [one["backend"] for one in seen] == ["gloo", "gloo"]
+            assert [one["share"] for one in seen] == [0, 1]
+            assert len({tuple(one["cores"]) for one in seen}) == 2, "each rank is on its own device"
             [view] = single.client.jobs(active_only=True)
+            wait_until(
+                lambda: (
+                    (usage := single.client.job(view.job_id).usage)
+                    and usage.step_rate
+                    and "2 processes train" in usage.controls
+                ),
+                30,
+                f"the job's steps are counted ({single.client.job(view.job_id)})",
+            )
             single.client.suspend(view.job_id)
             single.reach(view, "SUSPENDED", 80.0)
-            before = [steps(0), steps(1)]
-            assert len(before[0]) == len(before[1])
-            for done in before:
-                wait_until(lambda pid=done[0]["pid"]: not alive(pid), 15, "the workers have ended")
+            for one in seen:
+                wait_until(lambda pid=one["pid"]: not alive(pid), 15, "the workers have ended")
             assert all(view.job_id not in gpu.jobs for gpu in single.client.gpus())
+            before = steps()
             single.client.resume(view.job_id)
             assert working.result(120) == view.job_id
         finally:
             single.settle()  # whoever waits for a term, or trains, is let go
-    for rank, done in enumerate(before):
-        after = steps(rank)
-        assert after[: len(done)] == done
-        assert [one["step"] for one in after] == list(range(1, len(done) + 11))
-        assert [one["epoch"] for one in after] == ["1"] * len(done) + ["2"] * 10
+    made = len(before[0])
+    for done, after in zip(before, steps(), strict=True):
+        assert after[:made] == done
+        assert [one["step"] for one in after] == list(range(1, made + 11))
+        assert [one["epoch"] for one in after] == ["1"] * made + ["2"] * 10
         assert all(one["after"] == two["before"] for one, two in itertools.pairwise(after)), "the weights continue"
     ended = single.client.job(view.job_id)
     assert (ended.reason, ended.restarts, ended.epoch) == ("released", 0, 2)
