@@ -29,7 +29,9 @@ from cotenant.scheduler.client import Client
 from cotenant.scheduler.errors import CotenantError, NotConnected
 from cotenant.scheduler.names import API, NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name, home, secret
 
-DASHBOARD_PORT = 8265  # Ray starts without its dashboard, and so without jobs, when its port is taken
+# Ray starts without a word without what has its port taken, by another Ray for example; without its dashboard or its
+# agent there are no Ray jobs.
+DASHBOARD_PORT, DASHBOARD_AGENT_PORT, RAY_CLIENT_PORT = 8265, 52365, 10001
 RAY_START_TIMEOUT_S = 90.0
 HOSTS_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -208,6 +210,8 @@ def _start_ray(settings: Settings) -> tuple[int, str]:
         *("start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"),
         *(*_gpu_count(settings), "--disable-usage-stats", "--dashboard-host=127.0.0.1"),
         f"--dashboard-port={_port(DASHBOARD_PORT)}",
+        f"--dashboard-agent-listen-port={_port(DASHBOARD_AGENT_PORT)}",
+        f"--ray-client-server-port={_port(RAY_CLIENT_PORT)}",
     ]
     address = f"127.0.0.1:{port}"
     # Ray jobs inherit this environment: 'cotenant run' must be found even when no virtual environment is activated, and

@@ -34,6 +34,6 @@ def test_a_job_is_taken_off_a_lost_gpu_and_runs_on_another(nvidia, nvidia_standi
     assert gpu.note.startswith("the GPU is lost (")
     standin.set(*GPUS)
     wait_until(lambda: all(gpu.healthy for gpu in host.client.gpus()), 20, "the GPU to be used again")
-    wait_until(lambda: host.client.logs(job.job_id).data.split() == [other], 20, "it says which GPU it sees")
+    wait_until(lambda: host.client.logs(job.job_id).data.split() == [other.encode()], 20, "it says which GPU it sees")
     host.client.stop(job.job_id, "end of test")
     host.finish(job)

@@ -210,7 +210,7 @@ def test_jobs_whose_daemon_dies_are_let_down_and_the_next_one_gets_a_new_daemon(
     for daemon in host.fake.daemons():
         if b"GPU-a" in Path(f"/proc/{daemon}/environ").read_bytes():
             os.kill(daemon, signal.SIGKILL)
-    wait_until(lambda: len(host.fake.daemons()) == 1, 5, "it is dead")
+    wait_until(lambda: len(host.fake.daemons()) == 1, 10, "it is dead")
     host.launcher.tend()
     for job_id in ("one", "two"):
         exited = host.exited(job_id)
@@ -249,7 +249,7 @@ def test_a_job_that_fails_because_its_daemon_died_is_not_to_blame(host):
     pid = host.command_pid(host.launch("job"))
     (daemon,) = host.fake.daemons()
     os.kill(daemon, signal.SIGKILL)
-    wait_until(lambda: not host.fake.daemons(), 5, "it is dead")
+    wait_until(lambda: not host.fake.daemons(), 10, "it is dead")
     os.kill(pid, signal.SIGABRT)  # its next CUDA call fails, before anybody has looked at the daemon
     exited = host.exited("job")
     assert exited.lost

@@ -79,7 +79,7 @@ def test_a_job_whose_agent_died_while_stopping_it_still_stops(host, told):
     else:  # killed between writing the request down and telling the supervisor
         jobfiles.write_stop(launched.job_dir, jobfiles.StopRequest(30.0, "enough", time.monotonic() + 30))
     host.restart()
-    assert host.exited(timeout_s=5).reason == "enough"
+    assert host.exited().reason == "enough"
 
 
 def test_a_stop_request_from_another_clock_waits_no_longer_than_it_says(host):
@@ -94,7 +94,7 @@ def test_a_stop_before_the_supervisor_is_known_reaches_it(host):
     host.launcher._jobs["job", 1].supervisor = None  # as after a restart in the middle of a launch
     host.launcher.stop("job", 1, 5.0, "enough")
     assert launched.root_pid is not None
-    assert host.exited(timeout_s=5).reason == "enough"
+    assert host.exited().reason == "enough"
 
 
 def test_a_launch_cut_short_before_its_supervisor_came_is_a_loss(host, monkeypatch):
@@ -117,7 +117,7 @@ def test_the_wall_clock_may_jump(host, monkeypatch, jump_s):
     assert host.launcher.poll() == []
     host.launcher.stop("job", 1, 1.0, "enough")
     host.launcher.stop("lease", 1, 1.0, "enough")
-    assert host.exited(timeout_s=5).reason == "enough"
+    assert host.exited().reason == "enough"
     assert host.exited("lease").reason == "enough"
 
 
@@ -125,7 +125,7 @@ def test_a_stopped_supervisor_does_not_save_its_job(host):
     launched = running(host)
     os.kill(launched.root_pid, signal.SIGSTOP)
     host.launcher.stop("job", 1, 5.0, "enough")
-    assert host.exited(timeout_s=5).reason == "enough"
+    assert host.exited().reason == "enough"
 
 
 def test_a_supervisor_that_does_nothing_is_killed_with_its_job(host, monkeypatch):
@@ -133,7 +133,7 @@ def test_a_supervisor_that_does_nothing_is_killed_with_its_job(host, monkeypatch
     launched = running(host, IGNORE_TERM + SLEEP)
     host.launcher.stop("job", 1, 0.2, "enough")
     os.kill(launched.root_pid, signal.SIGSTOP)
-    exited = host.exited(timeout_s=5)
+    exited = host.exited()
     assert (exited.exit_code, exited.reason) == (-signal.SIGKILL, "enough")
     assert host.processes() == []
 
@@ -147,7 +147,7 @@ def test_a_stop_with_a_full_disk_still_stops(host, monkeypatch):
     monkeypatch.setattr(runner, "write_json", full)
     with pytest.raises(OSError, match="No space"):
         host.launcher.stop("job", 1, 5.0, "enough")
-    assert host.exited(timeout_s=5).exit_code == -signal.SIGTERM
+    assert host.exited().exit_code == -signal.SIGTERM
 
 
 def test_an_expired_lease_is_a_loss_and_a_stop_is_not(host):
@@ -155,8 +155,8 @@ def test_an_expired_lease_is_a_loss_and_a_stop_is_not(host):
     running(host, job_id="stopping", code=IGNORE_TERM + SLEEP, grace_s=60.0)
     host.launcher.stop("stopping", 1, 60.0, "enough")
     host.launcher.renew(time.monotonic() - 1)
-    assert host.exited(timeout_s=5).lost
-    stopped = host.exited("stopping", timeout_s=5)
+    assert host.exited().lost
+    stopped = host.exited("stopping")
     assert (stopped.lost, stopped.reason) == (False, "enough")
 
 
