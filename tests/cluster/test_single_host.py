@@ -52,11 +52,14 @@ def test_the_same_job_id_twice_is_one_job(single):
         single.run("print('something else')", job_id="same")
 
 
-def test_a_job_that_no_device_can_take_says_so_at_once(single):
-    view = single.run("pass", hints=Hints(gpu_memory=1 << 40))
+@pytest.mark.parametrize(
+    ("hints", "reason"), [(Hints(gpu_memory=1 << 40), "GiB"), (Hints(cpus=4000.0), "1 host: 4000 processors wanted")]
+)
+def test_a_job_that_no_device_can_take_says_so_at_once(single, hints, reason):
+    view = single.run("pass", hints=hints)
     assert view.state == "FAILED"
     assert view.not_placeable
-    assert "GiB" in view.reason
+    assert reason in view.reason
 
 
 def test_stopping_reaches_the_whole_process_tree_even_if_sigterm_is_ignored(single, tmp_path):
