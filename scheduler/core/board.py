@@ -76,6 +76,13 @@ class Board:
             and (self._shared or len(job.hosts) == 1)
         ]
 
+    def look_when_rested(self) -> None:
+        """Have rebalancing look again when the next of the running jobs that save has had its rest."""
+        rest_s, running = REST * self.rules.move_cost_s, (self.state.jobs[job_id] for job_id in self.state.savers)
+        rested_at = (job.lease.granted_at + rest_s for job in running if job.lease)
+        if (next_at := min((at for at in rested_at if at > self.now), default=None)) is not None:
+            self.state.moves.look(next_at)
+
     def sharing(self) -> dict[str, None]:
         """Return the jobs on GPUs that carry several, each once, in order."""
         fleet = self.statement.fleet

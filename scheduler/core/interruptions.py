@@ -16,6 +16,8 @@ def tell(why: Interruption) -> str:
             return f"{slowed}: {_worth(why)}"
         case "unshare":
             return f"gets GPUs of its own, or faster ones, which were free: {_worth(why)}"
+        case "trade":
+            return f"changes places on GPUs of several types with others: {_worth(why)}"
         case "memory":
             return f"makes room for job {why.for_job}, which needs more memory than its share"
         case _:

@@ -19,7 +19,7 @@ from cotenant.placement.types import FitError, NoFit, Request
 from cotenant.scheduler.core.columns import Columns
 from cotenant.scheduler.core.deadlines import left_of
 from cotenant.scheduler.core.model import Job
-from cotenant.scheduler.core.priority import AGE_WORTH_A_CLASS_S, Standing, lasting_parts, pressing_parts
+from cotenant.scheduler.core.priority import AGE_WORTH_A_CLASS_S, Standing, lasting_parts, pace_of, pressing_parts
 from cotenant.scheduler.core.requests import Key
 from cotenant.scheduler.core.snapshot import Told
 
@@ -81,8 +81,8 @@ class Line:
         self._of_program: dict[str, dict[int, Ask]] = {}  # asks by the program whose profile counts
         self._program: dict[str, str] = {}
         self._rows = Columns(
-            points=float, critical=float, small=float, deadline=float, duration=float, left=float, queued_at=float,
-            not_before=float, slowdown=float, seq=int, gpus=int, ask=int, tenant=int, queue=int,
+            points=float, critical=float, small=float, pace=float, deadline=float, duration=float, left=float,
+            queued_at=float, not_before=float, slowdown=float, seq=int, gpus=int, ask=int, tenant=int, queue=int,
         )  # fmt: skip
         self._row: dict[str, int] = {}
         self._ids: list[str] = []
@@ -123,6 +123,7 @@ class Line:
             points=points,
             critical=critical,
             small=small,
+            pace=pace_of(small),
             deadline=_NO_DEADLINE if hints.deadline_s is None else hints.deadline_s,
             duration=_UNKNOWN if hints.expected_duration_s is None else hints.expected_duration_s,
             left=_UNKNOWN if left_s is None else left_s,
@@ -413,7 +414,8 @@ class Line:
         total = total + rules.size_weight * columns.floats("small")[rows]
         total = total + rules.fair_share_weight * fair
         total = total + risk
-        waited: Floats = np.maximum(0.0, now - columns.floats("queued_at")[rows]) / AGE_WORTH_A_CLASS_S
+        waited: Floats = np.maximum(0.0, now - columns.floats("queued_at")[rows])
+        waited = columns.floats("pace")[rows] * waited / AGE_WORTH_A_CLASS_S
         value: Floats = total + waited
         return value
 

@@ -160,7 +160,7 @@ class StateChange:
     reason: str
 
 
-InterruptionKind = Literal["asked", "unshare", "apart", "priority", "memory"]
+InterruptionKind = Literal["asked", "unshare", "trade", "apart", "priority", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +168,9 @@ class Interruption:
     """Why a job that did nothing wrong was taken from its GPUs.
 
     Attributes:
-        kind: "asked" (somebody asked for it), "unshare" (GPUs were free, and it runs faster alone), "apart" (a job on
-            its GPU was slowed down more than it accepts), "priority" (a more important job has its place), "memory" (a
-            job on its GPU needs more memory).
+        kind: "asked" (somebody asked for it), "unshare" (GPUs were free, and it runs faster alone), "trade" (it and
+            others changed places on GPUs of several types), "apart" (a job on its GPU was slowed down more than it
+            accepts), "priority" (a more important job has its place), "memory" (a job on its GPU needs more memory).
         at: When, Unix seconds.
         for_job: The job it makes room for.
         gain_s: Time that all jobs concerned are expected to save together, seconds, without the cost.

@@ -1,24 +1,27 @@
 """The priority value of a job: who is offered a place first, and how much its share weighs against its neighbours'.
 
-``value = class + w_u U + w_c C + w_s S + w_f F + risk + waited / 900 s``, highest first, where
+``value = class + w_u U + w_c C + w_s S + w_f F + risk + pace waited / 900 s``, highest first, where
 
 * class is 0 for low, 1 for normal, 2 for high;
 * U, urgency in [0, 1], is ``600 / (600 + laxity)`` with ``laxity = deadline - now - what it still has to run`` in
   seconds (not below 0); 0 without a deadline. (Least laxity first: Mok, 1983.)
 * C, criticality in [0, 1], is the hint; 0.5 when not said;
 * S, smallness in (0, 1], is ``3600 / (3600 + GPUs * left)``, an hour of one GPU counting half, where left is what the
-  job is expected to have left: its expected duration less what it has done and saved, or as much as it has done where
-  that is not known; 0.5 for one that says nothing and has done nothing, and never more without a duration;
+  job is expected to have left: its expected duration less what it has done and saved, or where that is not known as
+  much as it has done, and an hour at least;
 * F, fair share in (0, 1], is the mean of the factors of its tenant and its queue (see ``accounts.fair_share``);
 * risk is 1 while the deadline is at risk but can still be met (see ``deadlines``), else 0;
-* waited is the time the job has spent in the queue, over all its tries. It counts without limit.
+* waited is the time the job has spent in the queue, over all its tries, and pace is ``max(2 S, SLOWEST_PACE)``: who
+  wants little gets impatient sooner (after highest response ratio next, Brinch Hansen 1971), and an hour of one GPU
+  at the pace of 1. It counts without limit.
 
 With the default weights U, C and S together are worth less than one class, and F one class at most. Ties go to the job
 submitted first.
 
-Nobody starves: apart from waiting, values lie in an interval of width ``2 + w_u + w_c + w_s + w_f + 1``, so no job
-submitted more than ``900 s`` times that width after another (``overtaking_s``) is ever ahead of it; and for the first
-of those who waited long, GPUs are held (see ``waiting``).
+Nobody starves: apart from waiting, values lie in an interval of width ``2 + w_u + w_c + w_s + w_f + 1``, so who has
+waited ``900 s`` times that width over ``SLOWEST_PACE`` (``overtaking_s``) is ahead of everybody who comes after that,
+as long as these have not waited for long themselves; and for the first of those who waited long, GPUs are held (see
+``waiting``).
 
 A job that runs has a value as well, by which it keeps its GPUs against others (see ``rebalancing``): with what it still
 has to run now, and the time it waited before. What counts against it is a waiting job's importance: its value without
@@ -52,10 +55,11 @@ from cotenant.scheduler.core.deadlines import (
 from cotenant.scheduler.core.model import Hints, Job, Progress
 
 CLASS_POINTS: Mapping[str, float] = {"low": 0.0, "normal": 1.0, "high": 2.0}
-AGE_WORTH_A_CLASS_S = 900.0
+AGE_WORTH_A_CLASS_S = 900.0  # of a job that wants one GPU for an hour
+SLOWEST_PACE = 0.1
 SLACK_SCALE_S = 600.0
 SIZE_SCALE_S = 3600.0  # GPU-seconds
-NEUTRAL = 0.5  # criticality and smallness of a job that says nothing
+NEUTRAL = 0.5  # criticality of a job that says nothing, and smallness of one that wants one GPU for an hour
 RISK_POINTS = 1.0
 PARTS = ("class", "urgency", "criticality", "size", "fair share", "deadline at risk", "waiting")
 HELD_CHANGE = 0.25
@@ -122,14 +126,15 @@ def _terms(job: Job, now: float, standing: Standing) -> tuple[float, ...]:
 
 def _valued(job: Job, outlook: Outlook | None, done: float, waited_s: float, standing: Standing) -> tuple[float, ...]:
     hints, settings = job.spec.hints, standing.settings
+    small = _smallness(hints, done)
     return (
         CLASS_POINTS[hints.priority],
         settings.urgency_weight * urgency_of(outlook),
         settings.criticality_weight * _criticality(hints),
-        settings.size_weight * _smallness(hints, done),
+        settings.size_weight * small,
         settings.fair_share_weight * standing.fair(hints),
         RISK_POINTS if outlook is not None and outlook.at_risk else 0.0,
-        max(0.0, waited_s) / AGE_WORTH_A_CLASS_S,
+        pace_of(small) * max(0.0, waited_s) / AGE_WORTH_A_CLASS_S,
     )
 
 
@@ -138,11 +143,16 @@ def ordered(jobs: Iterable[Job], now: float, standing: Standing = ALIKE) -> list
     return sorted(jobs, key=lambda job: (-score(job, now, standing), job.seq))
 
 
+def pace_of(smallness: float) -> float:
+    """Return how fast a job gets impatient, against one that wants one GPU for an hour, in [``SLOWEST_PACE``, 2]."""
+    return max(SLOWEST_PACE, 2.0 * smallness)
+
+
 def overtaking_s(settings: SchedulingSettings) -> float:
-    """Return how much later than another a job must be submitted to be behind it for ever, whatever the two are."""
+    """Return how long a job has to wait before everybody who comes starts out behind it, whatever the two are."""
     weights = settings.urgency_weight + settings.criticality_weight + settings.size_weight + settings.fair_share_weight
     classes = CLASS_POINTS["high"] - CLASS_POINTS["low"]
-    return AGE_WORTH_A_CLASS_S * (classes + weights + RISK_POINTS)
+    return AGE_WORTH_A_CLASS_S * (classes + weights + RISK_POINTS) / SLOWEST_PACE
 
 
 def urgency_of(outlook: Outlook | None) -> float:
@@ -196,5 +206,7 @@ def _criticality(hints: Hints) -> float:
 
 
 def _smallness(hints: Hints, done: float = 0.0) -> float:
-    smallness = SIZE_SCALE_S / (SIZE_SCALE_S + hints.gpus * likely_left_s(hints, done))
-    return smallness if left_of(hints, done) is not None else min(NEUTRAL, smallness)
+    left_s = likely_left_s(hints, done)
+    if left_of(hints, done) is None:
+        left_s = max(SIZE_SCALE_S, left_s)
+    return SIZE_SCALE_S / (SIZE_SCALE_S + hints.gpus * left_s)

@@ -11,8 +11,9 @@ job to be moved. What pays, in this order:
    or a neighbour moves to where all get along.
 4. **unshare** (``separation``): GPUs are free and nobody waits for them: a job that shares, or has
    slower ones, moves there.
+5. **trade** (``trading``): GPUs are of several types: jobs change places, so that fast ones go to who gains most by them.
 
-3 and 4 only when the time that all jobs concerned are expected to save (``placement.moving``) is well above the cost of
+3 to 5 only when the time that all jobs concerned are expected to save (``placement.moving``) is well above the cost of
 a move. Nobody thrashes: a job is left alone for ``board.REST`` times the cost of a move after it got its GPUs, so moves
 cost it at most one part in ``REST + 1`` of its time, whatever is predicted. While a job leaves, the GPUs it goes to, or
 leaves to another, are kept (``Claim``).
@@ -34,6 +35,7 @@ from cotenant.scheduler.core.events import MoveRequested
 from cotenant.scheduler.core.model import Interruption, Job, JobState
 from cotenant.scheduler.core.preemption import make_room
 from cotenant.scheduler.core.separation import part, unshare
+from cotenant.scheduler.core.trading import trade
 from cotenant.scheduler.core.turn import Turn
 
 MOST_NAMED = 8  # GPUs of which a refusal tells one by one
@@ -56,6 +58,7 @@ def rebalance(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
             part(board)
             if not somebody_waits:
                 unshare(board)
+            trade(board)
     board.close()
 
 

@@ -15,10 +15,12 @@ from cotenant.scheduler.core.deadlines import waiting_outlook
 from cotenant.scheduler.core.model import Hints, Job, JobState
 from cotenant.scheduler.core.priority import (
     HELD_CHANGE,
+    SLOWEST_PACE,
     Standing,
     held_urgency,
     ordered,
     overtaking_s,
+    pace_of,
     parts,
     score,
     share_weight,
@@ -43,6 +45,7 @@ def waiting(job_id: str = "j", queued_at: float = NOW, **hints: Any) -> Job:
         ({}, "criticality", 0.125),
         ({"criticality": 1.0}, "criticality", 0.25),
         ({}, "size", 0.1),
+        ({"gpus": 4}, "size", 0.04),
         ({"expected_duration_s": 3600.0}, "size", 0.1),
         ({"expected_duration_s": 900.0, "gpus": 4}, "size", 0.1),
         ({"expected_duration_s": 400.0}, "size", 0.18),
@@ -82,17 +85,38 @@ rules = st.builds(
 )
 
 
-@given(hints, hints, rules, st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), st.floats(0.0, 1e5))
-def test_nobody_is_overtaken_by_those_who_come_much_later(
-    old: Hints, new: Hints, settings: SchedulingSettings, fair: tuple[float, float], later_s: float
+@given(
+    hints,
+    hints,
+    rules,
+    st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)),
+    st.tuples(st.floats(0.0, 1e6), st.floats(0.0, 1.0)),
+)
+def test_nobody_is_overtaken_by_those_who_have_not_waited_for_long_themselves(
+    old: Hints, new: Hints, settings: SchedulingSettings, fair: tuple[float, float], more: tuple[float, float]
 ) -> None:
     standing = Standing(settings, dict(zip("ab", fair, strict=True)), {})
-    begun = 1000.0
-    first = Job(spec("old"), JobState.QUEUED, queued_at=begun, seq=0)
-    second = Job(spec("new"), JobState.QUEUED, queued_at=begun + overtaking_s(settings) + 1.0, seq=1)
+    more_s, part = more
+    waited_s = overtaking_s(settings) + 1.0 + more_s
+    gains_most_s = SLOWEST_PACE * (waited_s - overtaking_s(settings)) / pace_of(1.0)  # what a newcomer may have waited
+    first = Job(spec("old"), JobState.QUEUED, queued_at=NOW, seq=0)
+    second = Job(spec("new"), JobState.QUEUED, queued_at=NOW + waited_s - part * 0.999 * gains_most_s, seq=1)
     first, second = (_with(job, each) for job, each in ((first, old), (second, new)))
-    now = second.queued_at + later_s
-    assert [job.spec.job_id for job in ordered([second, first], now, standing)] == ["old", "new"]
+    assert [job.spec.job_id for job in ordered([second, first], NOW + waited_s, standing)] == ["old", "new"]
+
+
+@pytest.mark.parametrize(
+    ("hints", "pace"),
+    [
+        ({}, 1.0),  # an hour of one GPU is assumed
+        ({"gpus": 3}, 0.5),
+        ({"expected_duration_s": 3600.0}, 1.0),
+        ({"expected_duration_s": 400.0}, 1.8),
+        ({"expected_duration_s": 1e9}, SLOWEST_PACE),
+    ],
+)
+def test_who_wants_little_gets_impatient_sooner(hints: dict[str, Any], pace: float) -> None:
+    assert parts(waiting(**hints), NOW + 900.0)["waiting"] == pytest.approx(pace)
 
 
 def _with(job: Job, given: Hints) -> Job:

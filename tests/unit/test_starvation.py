@@ -17,7 +17,7 @@ from cotenant.scheduler.core.commands import Command, StartJob, StopJob
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import Event, HostJoined, JobExited, JobStarted, JobSubmitted, StartFailed, Tick
 from cotenant.scheduler.core.invariants import check
-from cotenant.scheduler.core.priority import overtaking_s
+from cotenant.scheduler.core.priority import SIZE_SCALE_S, SLOWEST_PACE, overtaking_s, pace_of
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.waiting import RESERVE_AFTER_S
 
@@ -36,9 +36,13 @@ CONFIGURED = settings().model_copy(
         "lease": LeaseSettings(start_timeout_s=30.0, stop_grace_s=2.0, max_restarts=4),
     }
 )
-# The oldest cannot be overtaken any more after overtaking_s, and waits for a reservation of each of those ahead of it
-# (MOST_WAITING jobs at a time), each of which is over when those are gone that run.
-PATIENCE_S = overtaking_s(RULES) + (MOST_WAITING + 2) * (RESERVE_AFTER_S + 2 * LONGEST_RUN_S)
+LARGEST_GPU_S = 3 * 5000.0
+# The oldest is not overtaken any more, once it has waited so long, by those who come after that and wait for less than
+# its lead takes them to make up for; and of those ahead of it (MOST_WAITING jobs at a time) each waits for a
+# reservation, which is over when those are gone that run.
+PACE = pace_of(SIZE_SCALE_S / (SIZE_SCALE_S + LARGEST_GPU_S))
+LINE_S = (MOST_WAITING + 2) * (RESERVE_AFTER_S + 2 * LONGEST_RUN_S)
+PATIENCE_S = (overtaking_s(RULES) * SLOWEST_PACE + pace_of(1.0) * LINE_S) / PACE + LINE_S
 
 
 class Crowd(RuleBasedStateMachine):

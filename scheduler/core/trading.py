@@ -1,0 +1,130 @@
+"""Jobs on GPUs of several types that change places: fast GPUs go to those who gain most by them.
+
+A job is placed when GPUs are free, and later comers find the fast ones taken. So now and then all movable jobs that
+have GPUs to themselves are assigned to GPU types anew, by an integer program::
+
+    maximise    sum over jobs j, types t of  x[j, t] (w_j left_j (slower_j[now] - slower_j[t]) - moved[j, t] w_j cost)
+    subject to  every job on one type, and no type used beyond the GPUs that these jobs have or that are free
+
+with ``left`` the seconds that the job has left alone on its fastest type, ``slower`` how many times longer it takes on
+a type, ``w`` its weight, and ``cost`` that of a move, ``WORTH`` times. (Gavel, Narayanan et al. 2020, spreads every job
+over types in time instead.) Nobody is suspended for another: whoever runs goes on running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from cotenant.placement.fleet import Flags, Floats, Integers
+from cotenant.scheduler.core.board import Board
+from cotenant.scheduler.core.model import Interruption, Job
+
+WORTH = 1.5  # what is saved must be so many times what it costs
+MOST_JOBS = 256  # that are assigned
+MOST_TRIES = 4  # a job for which there turns out to be no place stays, and the others are assigned once more
+MOST_NODES = 200  # of the search
+_GAP = 1e-3  # relative, to the best assignment
+
+
+def trade(board: Board) -> None:
+    """Have jobs change places where all together save by it what is well above the cost of their moves."""
+    fleet = board.statement.fleet
+    if len(fleet.kinds) < 2:
+        return
+    board.look_when_rested()
+    jobs = [job for job in board.movable() if _has_gpus_to_itself(board, job)][:MOST_JOBS]
+    for _ in range(MOST_TRIES):
+        if len(jobs) == 0:
+            return
+        kind = np.array([fleet.kind[fleet.position(board.places(job.spec.job_id)[0])] for job in jobs])
+        saves = _saved_s(board, jobs, kind)
+        chosen = _assigned(saves, np.array([job.spec.hints.gpus for job in jobs]), kind, _free(board, len(fleet.kinds)))
+        movers = [(job, int(to)) for job, at, to in zip(jobs, kind, chosen, strict=True) if at != to]
+        stuck = _move(board, movers)
+        if stuck is None:
+            worth = {job.spec.job_id: saves[row, chosen[row]] for row, job in enumerate(jobs)}
+            _leave(board, [job for job, _ in movers], worth)
+            return
+        jobs.remove(stuck)
+
+
+def _has_gpus_to_itself(board: Board, job: Job) -> bool:
+    fleet = board.statement.fleet
+    places = board.positions(board.places(job.spec.job_id))
+    alone = len(places) > 0 and bool((fleet.crowd[places] == 1).all())
+    return alone and job.only_host is None and len(np.unique(fleet.kind[places])) == 1
+
+
+def _free(board: Board, kinds: int) -> Integers:
+    """Return how many GPUs of each type carry nobody."""
+    return np.bincount(board.statement.fleet.kind[board.empty()], minlength=kinds)
+
+
+def _saved_s(board: Board, jobs: Sequence[Job], kind: Integers) -> Floats:
+    """Return what each job saves on each type against where it is, less what it costs, shape (jobs, types), seconds.
+
+    -inf where it cannot run.
+    """
+    kinds = board.statement.fleet.kinds
+    ids = [job.spec.job_id for job in jobs]
+    slower = np.array([[board.slower_on(each, name) for name in kinds] for each in ids])
+    left_s, weight = np.array([board.left_s(each) for each in ids]), np.array([board.weight(each) for each in ids])
+    rows = np.arange(len(jobs))
+    with np.errstate(invalid="ignore"):
+        saved = (left_s * weight)[:, None] * (slower[rows, kind][:, None] - slower)
+    saved -= (WORTH * board.rules.move_cost_s * weight)[:, None]
+    saved[rows, kind] = 0.0
+    possible: Floats = np.where(np.isfinite(saved), saved, -np.inf)
+    return possible
+
+
+def _assigned(saves: Floats, gpus: Integers, kind: Integers, free: Integers) -> Integers:
+    """Return the type of each job with which all together save most."""
+    rows, columns = np.nonzero(np.isfinite(saves))
+    worth = saves[rows, columns]
+    if not (worth > 0.0).any():
+        return kind
+    count, kinds = saves.shape
+    each = np.arange(len(rows))
+    once = coo_array((np.ones(len(rows)), (rows, each)), shape=(count, len(rows)))
+    used = coo_array((gpus[rows].astype(np.float64), (columns, each)), shape=(kinds, len(rows)))
+    limits = free + np.bincount(kind, weights=gpus, minlength=kinds)
+    found = milp(
+        -worth / np.abs(worth).max(),
+        constraints=[LinearConstraint(once.tocsr(), 1.0, 1.0), LinearConstraint(used.tocsr(), ub=limits)],
+        bounds=Bounds(0.0, 1.0),
+        integrality=np.ones(len(rows)),
+        options={"mip_rel_gap": _GAP, "node_limit": MOST_NODES},
+    )
+    if found.x is None:
+        return kind
+    chosen: Flags = found.x > 0.5
+    result = kind.copy()
+    result[rows[chosen]] = columns[chosen]
+    return result
+
+
+def _move(board: Board, movers: Sequence[tuple[Job, int]]) -> Job | None:
+    """Place jobs on these types on the board; the first for which there is no place, and nothing changed, or None."""
+    fleet, mark = board.statement.fleet, board.statement.checkpoint()
+    for job, _ in movers:
+        board.evict(job.spec.job_id)
+    for job, to in sorted(movers, key=lambda each: -each[0].spec.hints.gpus):
+        places = np.flatnonzero((fleet.kind == to) & (fleet.crowd == 0) & fleet.schedulable)
+        if board.place(job, board.within_reach(job, places)) is None:
+            for other, _ in movers:
+                board.take_back(mark, other.spec.job_id)
+            return job
+    return None
+
+
+def _leave(board: Board, movers: Sequence[Job], worth: dict[str, float]) -> None:
+    for job in movers:
+        gain_s = worth[job.spec.job_id] / board.weight(job.spec.job_id) + WORTH * board.rules.move_cost_s
+        board.leave(job, Interruption("trade", board.now, None, gain_s, board.rules.move_cost_s))
+    for job in movers:
+        board.keep(job.spec.job_id, movers)
