@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from cotenant.placement.fleet import Flags, Floats, Integers
 from cotenant.scheduler.core.board import Board
@@ -88,6 +86,9 @@ def _assigned(saves: Floats, gpus: Integers, kind: Integers, free: Integers) -> 
     worth = saves[rows, columns]
     if not (worth > 0.0).any():
         return kind
+    from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - takes long, and few clusters need it
+    from scipy.sparse import coo_array  # noqa: PLC0415
+
     count, kinds = saves.shape
     each = np.arange(len(rows))
     once = coo_array((np.ones(len(rows)), (rows, each)), shape=(count, len(rows)))

@@ -11,7 +11,7 @@ import cotenant.actors.host_agent
 print(*sorted({"scipy", "pandas", "sqlalchemy", "torch", "sklearn", "plotly", "optuna", "fastapi"} & set(sys.modules)))
 del sys.modules["cotenant.actors.host_agent"]
 import cotenant.actors.scheduler_actor
-heavy = {"pandas", "torch", "sklearn", "plotly", "optuna", "fastapi", "cotenant.actors.host_agent"}
+heavy = {"scipy.optimize", "pandas", "torch", "sklearn", "plotly", "optuna", "fastapi", "cotenant.actors.host_agent"}
 print(*sorted(heavy & set(sys.modules)))
 """
 
