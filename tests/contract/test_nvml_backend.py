@@ -399,11 +399,48 @@ def test_a_call_that_never_returns_holds_up_one_gpu_only(host: Host) -> None:
 
 
 def test_an_instance_that_is_destroyed_takes_no_other_with_it(host: Host) -> None:
+    """Its place in the list goes to another instance before it is made again."""
     backend = host.start(*MIG, visible="0")
     until(backend, all_read, "both instances to be read")
-    host.show(*(line for line in MIG if "MIG-a" not in line))
+    others = [line for line in MIG if "MIG-a" not in line]
+    host.show(*others, "instance 0 0 MIG-e used=7")
     sample = until(backend, lambda sample: device(sample, "MIG-a").lost, "its loss to be seen")
     assert (device(sample, "MIG-d").lost, device(sample, "MIG-d").memory_bytes) == (False, GIB)
+    host.show(*others, "instance 0 0 MIG-e used=7", "instance 0 1 MIG-a used=5")
+    sample = until(backend, all_read, "it to be used again")
+    assert device(sample, "MIG-a").memory_bytes == 5
+
+
+def test_instances_that_are_made_later_are_found(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU whose instances are managed, and on one that had none; what is known keeps its number."""
+    monkeypatch.setattr("cotenant.actors.devices.nvml.backend.AGAIN_S", 0.1)
+    backend = host.start(*MIG)
+    host.show(*MIG, "instance 0 1 MIG-b used=3", "instance 2 0 MIG-z used=4")
+    until(backend, lambda _: len(backend.discover()) == 5, "the new ones to be found")
+    found = [(gpu.gpu_id, gpu.index, gpu.visible_env["CUDA_VISIBLE_DEVICES"]) for gpu in backend.discover()]
+    names = ["MIG-a", "MIG-d", "GPU-1", "MIG-b", "MIG-z"]
+    assert found == [(name, index, name) for index, name in enumerate(names)]
+    assert backend.notes == ()
+    backend.watch("a", ["MIG-b"], host.pids[0])
+    sample = until(backend, all_read, "all of them to be read")
+    assert [each.memory_bytes for each in sample.devices] == [0, GIB, 0, 3, 4]
+
+
+def test_a_new_instance_that_is_too_small_is_a_note(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.actors.devices.nvml.backend.AGAIN_S", 0.1)
+    backend = host.start(*MIG, visible="0", memory_bytes=GIB)
+    host.show(*MIG, "instance 0 1 MIG-b total=1000")
+    until(backend, lambda _: any("1000, the memory of MIG-b" in note for note in backend.notes), "the note")
+    assert [gpu.gpu_id for gpu in backend.discover()] == ["MIG-a", "MIG-d"]
+
+
+def test_a_gpu_whose_mig_is_switched_keeps_what_is_known_of_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its instances would be announced beside the GPU that they are parts of."""
+    monkeypatch.setattr("cotenant.actors.devices.nvml.backend.AGAIN_S", 0.1)
+    backend = host.start(*MIG)
+    host.show(*(line.replace("GPU-1", "GPU-1 mig=1") for line in MIG), "instance 1 0 MIG-x", "instance 2 0 MIG-z")
+    until(backend, lambda _: len(backend.discover()) == 4, "the other new one to be found")
+    assert [gpu.gpu_id for gpu in backend.discover()] == ["MIG-a", "MIG-d", "GPU-1", "MIG-z"]
 
 
 @pytest.mark.parametrize(

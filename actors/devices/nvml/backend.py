@@ -7,7 +7,6 @@ how exactly.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ from cotenant.actors.devices.tree import JobTree, Trees
 from cotenant.configs.settings import DeviceSettings
 from cotenant.forecasting.types import Reading
 
-AGAIN_S = 30.0  # GPUs that were left out are looked for this often
+AGAIN_S = 30.0  # GPUs that were left out, and new MIG instances, are looked for this often
 TREES_S = 1.0  # for the processes' host work and file I/O; what they do on the GPU, NVML says
 _UNKNOWN = Use()
 _ON_NO_CORE: frozenset[int] = frozenset()  # every process of a job is host work; what it does on the GPU, NVML says
@@ -83,8 +82,8 @@ class NvmlBackend:
         self._gpus = tuple(sorted((gpu for each in found for gpu in each.gpus), key=lambda gpu: gpu.index))
         self._found_later: SimpleQueue[tuple[list[FoundBoard], list[str]]] = SimpleQueue()
         self._closing = threading.Event()
-        if self._finder.left_out:
-            threading.Thread(target=self._look_again, name="GPUs left out", daemon=True).start()
+        if self._finder.may_find_more:
+            threading.Thread(target=self._look_again, name="GPUs to come", daemon=True).start()
         self._trees = Trees(processes or ProcessTable())
         self._trees.scan()
         self._passes = TreePasses(self._trees, clock, TREES_S)
@@ -144,24 +143,38 @@ class NvmlBackend:
         return Station(Board(self._library, found.uuid, found.parts, self._clock), found.gpus, self._clock())
 
     def _look_again(self) -> None:
-        """Look for the GPUs that were left out, until all are there; in a thread of its own, since calls may hang."""
-        while self._finder.left_out and not self._closing.wait(AGAIN_S):
-            with contextlib.suppress(NvmlFailure, ValueError):  # the next look may tell more
+        """Look for GPUs that were left out and for new MIG instances; in a thread of its own, since calls may hang."""
+        while self._finder.may_find_more and not self._closing.wait(AGAIN_S):
+            try:
                 self._found_later.put(self._finder.find())
+            except NvmlFailure:
+                continue  # the next look may tell more
+            except ValueError as error:  # a new instance is too small
+                self._found_later.put(([], [str(error)]))
 
     def _take_in_found(self) -> None:
-        """Manage the GPUs as well that have come since the last sample; they follow those that are known."""
+        """Manage the devices as well that have come since the last sample; they follow those that are known."""
         while not self._found_later.empty():
             found, notes = self._found_later.get()
             self.notes = tuple(notes)
-            known = {station.board.uuid for station in self._crew.stations}
-            for board in (each for each in found if each.uuid not in known):
-                count = len(self._gpus)
-                gpus = tuple(replace(gpu, index=count + number) for number, gpu in enumerate(board.gpus))
-                station = self._station(replace(board, gpus=gpus))
-                self._crew.add(station)
-                self._at |= dict.fromkeys((gpu.gpu_id for gpu in gpus), station)
-                self._gpus = (*self._gpus, *gpus)
+            for board in found:
+                self._take_in(board)
+
+    def _take_in(self, found: FoundBoard) -> None:
+        """Manage a GPU's new devices: they are read apart from those that are known, which nothing is to disturb."""
+        mig = found.parts[0].mig
+        if any(each.board.uuid == found.uuid and each.board.parts[0].mig != mig for each in self._crew.stations):
+            return  # MIG was switched on or off: what is known of it goes on, or is lost
+        parts = tuple(part for part in found.parts if part.uuid not in self._at)
+        if not parts:
+            return
+        count = len(self._gpus)
+        new = (gpu for gpu in found.gpus if gpu.gpu_id not in self._at)
+        gpus = tuple(replace(gpu, index=count + number) for number, gpu in enumerate(new))
+        station = self._station(FoundBoard(found.uuid, parts, gpus))
+        self._crew.add(station)
+        self._at |= dict.fromkeys((gpu.gpu_id for gpu in gpus), station)
+        self._gpus = (*self._gpus, *gpus)
 
     def _device_sample(self, gpu_id: str, readings: Readings, now_s: float) -> DeviceSample:
         station = self._at[gpu_id]

@@ -118,6 +118,10 @@ class _Device:
             notes=tuple(notes),
         )
 
+    def is_there(self) -> bool:
+        """Whether its handle still means it: that of an instance that was destroyed may come to mean another one."""
+        return not self._part.mig or self._asker.ask("nvmlDeviceGetUUID", self._handle) == self._part.uuid
+
     def close(self) -> None:
         if self._gpm is not None:
             self._gpm.close()
@@ -174,13 +178,10 @@ class _Open:
     """A GPU while it answers."""
 
     def __init__(self, library: Library, uuid: str, parts: Sequence[Part]) -> None:
+        self._library, self._parts = library, parts
         self._handle = library.call("nvmlDeviceGetHandleByUUID", uuid)
         self._asker = Asker(library)
-        self._devices = {}
-        for part in parts:
-            handle = self._asker.ask("nvmlDeviceGetHandleByUUID", part.uuid) if part.mig else self._handle
-            if handle is not None:  # an instance may have been destroyed: it has no readings, the others have
-                self._devices[part.uuid] = _Device(library, self._handle, handle, part)
+        self._devices: dict[str, _Device] = {}
         self._counters = Counters(library.module)
         self._health = Health(self._asker, self._handle, library.module)
         self._counters_due, self._slow_due = _Due(COUNTERS_S), _Due(SLOW_S)
@@ -194,10 +195,22 @@ class _Open:
                 milliwatts = self._asker.ask("nvmlDeviceGetPowerUsage", self._handle)
                 other["power_w"] = None if milliwatts is None else bounded(milliwatts / 1000, MAX_W)
         if self._slow_due(now_s):
+            self._open_devices()
             other |= self._read_slow()
         notes = [note for note in (self._slow, *self._health.notes(self._counters)) if note]
         devices = {uuid: device.read(now_s, dict(other), notes) for uuid, device in self._devices.items()}
         return Pass(now_s, devices, self._health.fault(self._counters))
+
+    def _open_devices(self) -> None:
+        """Instances come and go: one that is destroyed has no readings, the others have."""
+        for part in self._parts:
+            known = self._devices.get(part.uuid)
+            if known is not None and not known.is_there():
+                self._devices.pop(part.uuid).close()
+            if part.uuid not in self._devices:
+                handle = self._asker.ask("nvmlDeviceGetHandleByUUID", part.uuid) if part.mig else self._handle
+                if handle is not None:
+                    self._devices[part.uuid] = _Device(self._library, self._handle, handle, part)
 
     def _read_slow(self) -> dict[str, Reading]:
         """Clocks, heat, why clocks are held down, and errors."""

@@ -57,11 +57,11 @@ class Finder:
         memory_bytes: Memory that jobs may use of each device; None = all that the driver leaves.
 
     Attributes:
-        left_out: Whether a GPU did not answer at the last look.
+        may_find_more: Whether another look may: a GPU did not answer at the last one, or has MIG on.
     """
 
     def __init__(self, library: Library, visible: str | None, count: int | None, memory_bytes: int | None) -> None:
-        self.left_out = False
+        self.may_find_more = False
         self._library = library
         self._visible, self._count, self._memory_bytes = visible, count, memory_bytes
         self._stuck: dict[int, Future[Any]] = {}  # calls that have not come back, by the index of their GPU
@@ -79,7 +79,7 @@ class Finder:
         indices = range(self._library.call("nvmlDeviceGetCount"))
         with ThreadPoolExecutor(max_workers=max(1, len(indices))) as pool:  # one that hangs holds up no other
             candidates = list(pool.map(self._look, indices))
-        self.left_out = any(each.whole is None for each in candidates)
+        self.may_find_more = any(each.whole is None or each.mig for each in candidates)
         notes = [each.note for each in candidates if each.note]
         found: list[FoundBoard] = []
         position = 0
