@@ -243,7 +243,7 @@ def _checkpoints() -> Check:
         "GPU checkpoints",
         not missing,
         missing or "the driver's calls are there; not for jobs under MPS or on MIG",
-        "a suspended job keeps its device memory, or starts again from its own checkpoint",
+        "processes that are held still keep their device memory; suspending and moving do without, by stopping the job",
         "pip install 'cuda-core>=1.0' and a driver of CUDA 12.8 or later",
     )
 
