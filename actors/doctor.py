@@ -5,6 +5,7 @@ Every check is a function without side effects that last. Nothing here imports r
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cotenant.actors.checks import Check, verdict
+from cotenant.actors.enforcement.cgroup import find_groups
 from cotenant.actors.gpudoctor import gpu_checks
 from cotenant.scheduler.errors import CotenantError
 
@@ -46,7 +48,7 @@ def checks() -> list[Check]:
         check_limit("open files", resource.RLIMIT_NOFILE, MIN_FILES, "-n"),
         check_limit("processes", resource.RLIMIT_NPROC, MIN_PROCESSES, "-u"),
         check_ray_auth(),
-        check_cgroup(),
+        check_memory_groups(),
         *gpu_checks(),
     ]
 
@@ -210,31 +212,19 @@ def check_ray_auth() -> Check:
     )
 
 
-def check_cgroup() -> Check:
-    """A writable CPU controller, version 1 or 2."""
-    v1, v2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
-    writable = [
-        name
-        for name, path, ok in (
-            ("v1 cpu", v1, v1.is_dir() and os.access(v1, os.W_OK)),
-            ("v2 cpu.max", v2, _v2_cpu(v2) and os.access(v2, os.W_OK)),
-        )
-        if ok
-    ]
+def check_memory_groups() -> Check:
+    """Memory groups of the kernel, tried out: whether one can be made is not written anywhere."""
+    groups = find_groups(f"cotenant-doctor-{os.getpid()}")
+    if groups is not None:
+        with contextlib.suppress(OSError):
+            groups.base.rmdir()
     return verdict(
-        "cgroup cpu",
-        bool(writable),
-        " and ".join(writable) or "not writable",
-        "shares are held at step boundaries only; programs that never call an optimizer cannot be held",
-        "delegate a cgroup with the cpu controller to this user (systemd: Delegate=yes)",
+        "memory cgroups",
+        groups is not None,
+        "cannot be made" if groups is None else f"version {groups.version}",
+        "on CPU devices jobs with isolation hard are held to their memory by a limit in each process only",
+        "delegate a cgroup with the memory controller to this user (systemd: Delegate=yes)",
     )
-
-
-def _v2_cpu(root: Path) -> bool:
-    try:
-        return "cpu" in (root / "cgroup.controllers").read_text(encoding="ascii").split()
-    except OSError:
-        return False
 
 
 def check_cluster(connect: Callable[[], Client]) -> Check:

@@ -18,6 +18,7 @@ from fake_client import FakeClient
 
 from cotenant.actors import doctor
 from cotenant.actors.checks import Check
+from cotenant.actors.enforcement.cgroup import MemoryGroups
 from cotenant.scheduler.errors import NotConnected
 
 Patch = Callable[[pytest.MonkeyPatch, Path], None]
@@ -75,7 +76,12 @@ BROKEN: list[tuple[Callable[[], Check], Patch, str, bool]] = [
         False,
     ),
     (doctor.check_ray_auth, lambda p, _: p.delenv("RAY_AUTH_MODE", raising=False), "not set", False),
-    (doctor.check_cgroup, lambda p, _: p.setattr(os, "access", lambda *_: False), "not writable", False),
+    (
+        doctor.check_memory_groups,
+        lambda p, _: p.setattr(doctor, "find_groups", lambda _: None),
+        "cannot be made",
+        False,
+    ),
 ]
 
 
@@ -128,14 +134,14 @@ def test_a_limit_that_cannot_be_raised_says_so(monkeypatch: pytest.MonkeyPatch) 
         assert fix in doctor.check_limit("files", resource.RLIMIT_NOFILE, 4096, "-n").fix
 
 
-@pytest.mark.parametrize(
-    ("controllers", "writable", "ok"), [("cpuset cpu io", True, True), ("memory", True, False), ("cpu", False, False)]
-)
-def test_cgroup_version_2(monkeypatch: pytest.MonkeyPatch, controllers: str, writable: bool, ok: bool) -> None:
-    monkeypatch.setattr(Path, "is_dir", lambda _: False)  # no version 1
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: controllers)
-    monkeypatch.setattr(os, "access", lambda *_: writable)
-    assert doctor.check_cgroup().ok is ok
+def test_the_group_that_was_tried_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def find(name: str) -> MemoryGroups:
+        (tmp_path / name).mkdir()
+        return MemoryGroups(tmp_path / name, 2)
+
+    monkeypatch.setattr(doctor, "find_groups", find)
+    got = doctor.check_memory_groups()
+    assert (got.ok, got.found, list(tmp_path.iterdir())) == (True, "version 2", [])
 
 
 def test_core_lists_are_short() -> None:
