@@ -63,6 +63,7 @@ class _Hold:
         self._let_go = threading.Event()
         self.epoch = view.epoch
         self.asked = ""  # why it is to be given back
+        self.stop_by: float | None = None  # and by when
         self.ended = ""  # why the lease is not held any more
         threading.Thread(target=self._renew_loop, name=f"renew-{view.job_id}", daemon=True).start()
 
@@ -74,7 +75,7 @@ class _Hold:
         """Give back what is held, and wait until there are GPUs for it again."""
         view = _granted(self._client, self._client.return_lease(self._job_id, self.epoch), None, self.epoch)
         with self._lock:
-            self.epoch, self.asked = view.epoch, ""
+            self.epoch, self.asked, self.stop_by = view.epoch, "", None
         return view
 
     def _take_in(self, view: JobView) -> None:
@@ -83,7 +84,9 @@ class _Hold:
             if view.state.terminal or not (self._saves or held):
                 self.ended = self.ended or view.reason or str(view.state)
             elif view.state is not JobState.STARTING and view.epoch == self.epoch and not held:
-                self.asked = self.asked or view.reason  # of another epoch it is old, or what ``next_term`` waits for
+                # Of another epoch it is old, or what ``next_term`` waits for.
+                self.stop_by = self.stop_by or view.stop_by  # first: whoever sees that it is asked for reads this next
+                self.asked = self.asked or view.reason
 
     def let_go(self) -> None:
         """Leave the rest to the thread. Safe in a finalizer."""
@@ -157,6 +160,11 @@ class GpuLease:
         Processes that were started under a share learn it at once (``cotenant.checkpointing``).
         """
         return self._hold.asked or None
+
+    @property
+    def stop_by(self) -> float | None:
+        """Until when (Unix seconds) it has to be given back once ``stop_requested``: later it is lost."""
+        return self._hold.stop_by
 
     def terms(self) -> Iterator[int]:
         """Have the lease suspended and moved: yields once for each time that it has GPUs, 1, 2, …

@@ -59,6 +59,7 @@ class JobView(View):
 
     ``waits``: why it was not placed when it was last looked at; ``deadline``: whether it will make it; ``starts_over``:
     why what it has done is lost, while it is being suspended or moved. In words; empty when there is nothing to say.
+    ``stop_by``: until when (Unix seconds) it may save; what is left of it then is killed. None = nobody has asked.
     """
 
     job_id: str
@@ -86,6 +87,7 @@ class JobView(View):
     waits: str = ""
     deadline: str = ""
     starts_over: str = ""
+    stop_by: float | None = None
 
 
 class GpuView(View):

@@ -361,6 +361,7 @@ def _job_view(state: State, job: Job, controls: str) -> JobView:
         not_placeable=job.not_placeable,
         waits=_waits(state, job),
         starts_over=_starts_over(state, job),
+        stop_by=_stop_by(state, job),
         deadline="" if job.state.terminal else "".join(_deadline(state, job, state.now)),
         history=[HistoryView(at=change.at, state=change.state, reason=change.reason) for change in job.history],
         colocations=[_colocation_view(line) for line in job.colocation_log],
@@ -378,6 +379,13 @@ def _starts_over(state: State, job: Job) -> str:
         return ""
     names = ", ".join(state.hosts[host_id].name for host_id in job.hosts if host_id in state.hosts)
     return f"other hosts cannot read its checkpoint on {names} (setting checkpoints.directory): it will start over"
+
+
+def _stop_by(state: State, job: Job) -> float | None:
+    """Return until when a job that is being stopped may save; None when it is not, or has given back what it had."""
+    if job.state is not JobState.STOPPING or job.given_back:
+        return None
+    return job.history[-1].at + grace_s(job.spec.hints, state.settings)
 
 
 def _waits(state: State, job: Job) -> str:

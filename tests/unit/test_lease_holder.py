@@ -80,10 +80,12 @@ def test_it_goes_on_after_it_was_suspended(bench: Bench) -> None:
     with take() as lease:
         for term in lease.terms():
             terms.append((term, bench.client.job(lease.job_id).epoch))
-            assert (lease.stop_requested, lease.lost) == (None, None)
+            assert (lease.stop_requested, lease.stop_by, lease.lost) == (None, None, None)
             if term == 1:
                 asked(bench, lease)
-                assert lease.stop_requested == "suspended by user"
+                view = bench.client.job(lease.job_id)
+                assert view.stop_by == view.history[-1].at + 30.0
+                assert (lease.stop_requested, lease.stop_by) == ("suspended by user", view.stop_by)
                 bench.meanwhile(lease.job_id, "SUSPENDED", lambda: bench.client.resume(lease.job_id))
         lease.check()
     assert terms == [(1, 1), (2, 2)]

@@ -215,10 +215,11 @@ def test_a_restart_of_the_scheduler_loses_nothing(driver: Driver, steps: int) ->
 def test_people_see_what_it_does(driver: Driver) -> None:
     driver.do(SuspendRequested("a", "suspended by user"))
     view = queries.job(driver.core.state, "a")
-    assert (view.state, view.starts_over) == ("STOPPING", "")
+    assert (view.state, view.starts_over, view.stop_by) == ("STOPPING", "", driver.now + 20.0)
     asked = "its program was asked 0.0 s ago to save and give it back: lost if it does not within 20 s"
     assert asked in queries.explain(driver.core.state, "a", driver.now).details
     driver.do(LeaseReturned("a", 1))
+    assert queries.job(driver.core.state, "a").stop_by is None, "nothing is left to be saved"
     driver.do(IN_TIME)
     told = queries.explain(driver.core.state, "a", driver.now)
     assert told.summary == "SUSPENDED: suspended by user"
