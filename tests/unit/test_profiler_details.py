@@ -67,6 +67,33 @@ def test_the_first_report_says_nothing_of_the_window(machine) -> None:
     assert signature.step_time_p50_s is None
 
 
+# -- where utilisation comes from ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("readings", "source", "age_s"),
+    [
+        pytest.param([(0.4, "process", 0.1), (0.4, "process", 0.3)], "process", 0.2, id="the driver by process"),
+        pytest.param([(0.4, "process", 0.2), (0.4, "device", 0.0)], "device", 0.1, id="one estimate makes it one"),
+        pytest.param([(0.4, "process", 0.2), (None, None, None)], "process", 0.2, id="a gap is none"),
+        pytest.param([(0.4, "process", 0.2), (9.0, "device", 0.0)], "process", 0.2, id="absurd ones are left out"),
+        pytest.param([(None, None, None)], None, None, id="nothing is none"),
+    ],
+)
+def test_source_and_age_of_utilisation(machine, readings, source, age_s) -> None:
+    for util, said_by, age in readings:
+        machine.tick(replace(job(None, util=util), util_source=said_by, util_age_s=age))
+    (signature,) = machine.collect()
+    assert (signature.util_source, signature.util_age_s) == (source, pytest.approx(age_s))
+
+
+def test_a_counter_is_no_estimate(machine) -> None:
+    machine.tick(replace(job(0.0, util=0.5), util_source="device", util_age_s=0.5))
+    machine.tick(replace(job(0.05, util=0.5), util_source="device", util_age_s=0.5))
+    (signature,) = machine.collect()
+    assert signature.util_source == "counter"
+
+
 # -- memory growth --------------------------------------------------------------------------------------------------
 
 
