@@ -284,7 +284,7 @@ class HostAgent:
             self._stopping.wait(next_tick - now)
 
     def _take_in_gpus(self) -> None:
-        """Use the GPUs too that did not answer when this agent started and do so now."""
+        """Use the GPUs and instances too that have come since this agent started."""
         found = tuple(self._backend.discover())
         new = found[len(self._gpus) :]
         if new:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cotenant.actors import runner
 from cotenant.actors.devices.nvml.library import Library, NvmlFailure, NvmlUnavailable
+from cotenant.actors.devices.nvml.watchdog import Hung, call_within
 
 RECORD = "power.json"
+TIMEOUT_S = 2.0  # for one GPU: one that hangs must not hold up the others
 
 
 class PowerLimit:
@@ -35,14 +37,8 @@ class PowerLimit:
         except NvmlUnavailable as error:
             self.notes.append(f"power is not limited: {error}")
             return
-        try:
-            for gpu_id in gpu_ids:
-                try:
-                    self._limit(library, gpu_id, round(self._watts * 1000))
-                except NvmlFailure as error:
-                    self.notes.append(f"power of {gpu_id} is not limited: {error}")
-        finally:
-            library.close()
+        milliwatts = round(self._watts * 1000)
+        self._each(library, dict.fromkeys(gpu_ids, milliwatts), self._limit, "power of {} is not limited: {}")
 
     def restore(self) -> None:
         """Put back what was there before. Idempotent; what a GPU does not take is in ``notes``."""
@@ -54,16 +50,22 @@ class PowerLimit:
         except NvmlUnavailable as error:
             self.notes.append(f"power limits could not be put back: {error}")
             return
-        try:
-            for gpu_id, milliwatts in before.items():
-                try:
-                    handle = library.call("nvmlDeviceGetHandleByUUID", gpu_id)
-                    library.call("nvmlDeviceSetPowerManagementLimit", handle, milliwatts)
-                except NvmlFailure as error:
-                    self.notes.append(f"the power limit of {gpu_id} could not be put back: {error}")
-        finally:
-            library.close()
+        self._each(library, before, _set, "the power limit of {} could not be put back: {}")
         self._record.unlink()
+
+    def _each(
+        self, library: Library, milliwatts: Mapping[str, int], act: Callable[[Library, str, int], None], failed: str
+    ) -> None:
+        """Do this to every GPU, and note what failed."""
+        hangs = False
+        for gpu_id, limit in milliwatts.items():
+            try:
+                call_within(TIMEOUT_S, gpu_id, act, library, gpu_id, limit)
+            except (NvmlFailure, Hung) as error:
+                hangs = hangs or isinstance(error, Hung)
+                self.notes.append(failed.format(gpu_id, error))
+        if not hangs:  # else a call is still under way
+            library.close()
 
     def _limit(self, library: Library, gpu_id: str, milliwatts: int) -> None:
         handle = library.call("nvmlDeviceGetHandleByUUID", gpu_id)
@@ -78,4 +80,9 @@ class PowerLimit:
         if gpu_id not in before:
             before[gpu_id] = library.call("nvmlDeviceGetPowerManagementLimit", handle)
             runner.write_json(str(self._record), before)
-        library.call("nvmlDeviceSetPowerManagementLimit", handle, milliwatts)
+        _set(library, gpu_id, milliwatts)
+
+
+def _set(library: Library, gpu_id: str, milliwatts: int) -> None:
+    handle = library.call("nvmlDeviceGetHandleByUUID", gpu_id)
+    library.call("nvmlDeviceSetPowerManagementLimit", handle, milliwatts)

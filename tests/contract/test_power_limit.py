@@ -13,7 +13,10 @@ GPUS = [
 CODE = """
 from pathlib import Path
 import pynvml
+from cotenant.actors.enforcement import power as module
 from cotenant.actors.enforcement.power import PowerLimit
+
+module.TIMEOUT_S = {timeout_s}
 
 def limits():
     pynvml.nvmlInit()
@@ -32,9 +35,9 @@ print(json.dumps([seen, power.notes, list(map(str, Path({folder!r}).iterdir()))]
 
 
 def limit(
-    standin: Standin, folder: Path, watts: float, agents: int = 1
+    standin: Standin, folder: Path, watts: float, agents: int = 1, timeout_s: float = 20.0
 ) -> tuple[list[list[int]], list[str], list[str]]:
-    answer: Any = standin.python(CODE.format(folder=str(folder), watts=watts, agents=agents))
+    answer: Any = standin.python(CODE.format(folder=str(folder), watts=watts, agents=agents, timeout_s=timeout_s))
     return tuple(answer)
 
 
@@ -64,6 +67,16 @@ def test_without_permission_it_is_said_and_nothing_else_happens(standin, tmp_pat
     seen, notes, _ = limit(standin, tmp_path, 350.0)
     assert seen == [[700_000, 700_000]] * 3
     assert notes[0].startswith("power of GPU-a is not limited: nvmlDeviceSetPowerManagementLimit: ")
+
+
+def test_a_gpu_that_hangs_holds_up_no_other(standin, tmp_path):
+    standin.set(*GPUS, "hang nvmlDeviceSetPowerManagementLimit 0")
+    seen, notes, _ = limit(standin, tmp_path, 350.0, timeout_s=0.5)
+    assert seen == [[700_000, 700_000], [700_000, 350_000], [700_000, 700_000]]
+    assert notes == [
+        "power of GPU-a is not limited: GPU-a: a call did not return within 0.5 s",
+        "the power limit of GPU-a could not be put back: GPU-a: a call did not return within 0.5 s",
+    ]
 
 
 def test_without_a_driver_it_is_said(standin, tmp_path):
