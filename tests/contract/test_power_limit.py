@@ -16,7 +16,8 @@ import pynvml
 from cotenant.actors.enforcement import power as module
 from cotenant.actors.enforcement.power import PowerLimit
 
-module.TIMEOUT_S = {timeout_s}
+plain, patience_s = module.call_within, {patience_s}
+module.call_within = lambda _, gpu_id, *call: plain(patience_s.get(gpu_id, 20.0), gpu_id, *call)
 
 def limits():
     pynvml.nvmlInit()
@@ -35,9 +36,9 @@ print(json.dumps([seen, power.notes, list(map(str, Path({folder!r}).iterdir()))]
 
 
 def limit(
-    standin: Standin, folder: Path, watts: float, agents: int = 1, timeout_s: float = 20.0
+    standin: Standin, folder: Path, watts: float, agents: int = 1, **patience_s: float
 ) -> tuple[list[list[int]], list[str], list[str]]:
-    answer: Any = standin.python(CODE.format(folder=str(folder), watts=watts, agents=agents, timeout_s=timeout_s))
+    answer: Any = standin.python(CODE.format(folder=str(folder), watts=watts, agents=agents, patience_s=patience_s))
     return tuple(answer)
 
 
@@ -71,11 +72,11 @@ def test_without_permission_it_is_said_and_nothing_else_happens(standin, tmp_pat
 
 def test_a_gpu_that_hangs_holds_up_no_other(standin, tmp_path):
     standin.set(*GPUS, "hang nvmlDeviceSetPowerManagementLimit 0")
-    seen, notes, _ = limit(standin, tmp_path, 350.0, timeout_s=0.5)
+    seen, notes, _ = limit(standin, tmp_path, 350.0, **{"GPU-a": 0.2})
     assert seen == [[700_000, 700_000], [700_000, 350_000], [700_000, 700_000]]
     assert notes == [
-        "power of GPU-a is not limited: GPU-a: a call did not return within 0.5 s",
-        "the power limit of GPU-a could not be put back: GPU-a: a call did not return within 0.5 s",
+        "power of GPU-a is not limited: GPU-a: a call did not return within 0.2 s",
+        "the power limit of GPU-a could not be put back: GPU-a: a call did not return within 0.2 s",
     ]
 
 
