@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import warnings
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
+import sqlalchemy
+import sqlalchemy.event
 import sqlalchemy.exc
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.storages.journal import JournalFileBackend
@@ -162,13 +165,33 @@ def _storage(location: str) -> BaseStorage:
     sqlite = location.startswith("sqlite")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats, for years
-        return RDBStorage(
+        storage = RDBStorage(
             location,
             engine_kwargs={"connect_args": {"timeout": BUSY_S}} if sqlite else {},
             heartbeat_interval=HEARTBEAT_S,
             grace_period=DEAD_AFTER_S,
             heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(RETRIES),
         )
+    if sqlite:
+        _locked_from_the_start(storage.engine)
+    return storage
+
+
+def _locked_from_the_start(engine: sqlalchemy.Engine) -> None:
+    """Have every transaction on SQLite hold its lock from its beginning.
+
+    SQLite locks nothing for reading, so of a trial that waits two workers would both read that it does, and do it.
+    """
+
+    @sqlalchemy.event.listens_for(engine, "connect")
+    def _(connection: sqlite3.Connection, _: object) -> None:
+        connection.isolation_level = None  # Python's own BEGIN comes too late
+
+    @sqlalchemy.event.listens_for(engine, "begin")
+    def _(connection: sqlalchemy.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    engine.dispose()  # connections from before
 
 
 def _study(plan: Plan, storage: BaseStorage) -> optuna.Study:

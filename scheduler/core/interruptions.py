@@ -7,9 +7,14 @@ from cotenant.scheduler.core.model import Interruption
 
 def tell(why: Interruption) -> str:
     """Say it for people: "gets GPUs of its own: saves 340 s, costs 60 s"."""
+    makes_room = {
+        "priority": f"whose priority {why.against or 0.0:.2f} beats its {_value(why)}",
+        "shorter": "which has much less to do",
+        "memory": "which needs more memory than its share",
+    }
+    if why.kind in makes_room:
+        return f"makes room for job {why.for_job}, {makes_room[why.kind]}"
     match why.kind:
-        case "priority":
-            return f"makes room for job {why.for_job}, whose priority {why.against or 0.0:.2f} beats its {_value(why)}"
         case "apart":
             limit = 1.0 / (why.against or 1.0)
             slowed = f"job {why.for_job} on its GPU is slowed down {1.0 / (why.value or 1.0):.2f} > {limit:.2f}"
@@ -18,8 +23,6 @@ def tell(why: Interruption) -> str:
             return f"gets GPUs of its own, or faster ones, which were free: {_worth(why)}"
         case "trade":
             return f"changes places on GPUs of several types with others: {_worth(why)}"
-        case "memory":
-            return f"makes room for job {why.for_job}, which needs more memory than its share"
         case _:
             return "as asked"
 

@@ -160,7 +160,7 @@ class StateChange:
     reason: str
 
 
-InterruptionKind = Literal["asked", "unshare", "trade", "apart", "priority", "memory"]
+InterruptionKind = Literal["asked", "unshare", "trade", "apart", "priority", "shorter", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,8 @@ class Interruption:
     Attributes:
         kind: "asked" (somebody asked for it), "unshare" (GPUs were free, and it runs faster alone), "trade" (it and
             others changed places on GPUs of several types), "apart" (a job on its GPU was slowed down more than it
-            accepts), "priority" (a more important job has its place), "memory" (a job on its GPU needs more memory).
+            accepts), "priority" (a more important job has its place), "shorter" (one that has much less to do has),
+            "memory" (a job on its GPU needs more memory).
         at: When, Unix seconds.
         for_job: The job it makes room for.
         gain_s: Time that all jobs concerned are expected to save together, seconds, without the cost.

@@ -1,4 +1,9 @@
-"""Having less important jobs make room for those that wait."""
+"""Having less important jobs make room for those that wait.
+
+Who is less important: whose value is lower by ``priority_factor``; or who is of no higher class and has so much more
+left to do, in GPU-seconds, than a waiting job that says how long it runs, and has waited for a small part of the time
+that it has run. (Shortest remaining time first, Schrage 1968, but no long job is held up for much longer than that.)
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,14 @@ import numpy as np
 from cotenant.placement.fleet import Integers
 from cotenant.placement.types import Placement
 from cotenant.scheduler.core.board import Board
-from cotenant.scheduler.core.model import Interruption, Job
+from cotenant.scheduler.core.deadlines import attained_s, left_of
+from cotenant.scheduler.core.model import Interruption, InterruptionKind, Job
 from cotenant.scheduler.core.moves import PATIENCE_S
-from cotenant.scheduler.core.priority import importance
+from cotenant.scheduler.core.priority import CLASS_POINTS, importance
 
 MOST_CLAIMANTS = 8  # waiting jobs that are looked at, of those that have waited long enough
+MUCH_MORE = 8.0  # times the GPU-seconds
+HELD_UP = 0.25  # of the time it has run, beyond which a job makes no more room for shorter ones
 MOST_TRIED = 16  # GPUs or hosts, and jobs on them, that are tried for one of them
 
 _Valued = tuple[float, Job]
@@ -44,7 +52,7 @@ def _make_room_for(board: Board, job: Job, by_value: Sequence[_Valued]) -> None:
     victims = [
         (value, other)
         for value, other in by_value
-        if value * board.rules.priority_factor <= worth
+        if (value * board.rules.priority_factor <= worth or _has_much_more_left(board, other, job))
         and other.spec.job_id not in board.taken
         and board.left_s(other.spec.job_id) > soon_s  # whoever ends by then anyway need not be asked
     ]
@@ -53,9 +61,21 @@ def _make_room_for(board: Board, job: Job, by_value: Sequence[_Valued]) -> None:
         if leaving is None:
             continue
         for value, other in leaving:
-            board.leave(other, Interruption("priority", board.now, job.spec.job_id, value=value, against=worth))
+            kind: InterruptionKind = "priority" if value * board.rules.priority_factor <= worth else "shorter"
+            board.leave(other, Interruption(kind, board.now, job.spec.job_id, value=value, against=worth))
         board.keep(job.spec.job_id, [other for _, other in leaving])
         return
+
+
+def _has_much_more_left(board: Board, other: Job, job: Job) -> bool:
+    """Whether a running job has ``MUCH_MORE`` times left what a waiting one wants, and has waited little."""
+    wants_s, mine, theirs = left_of(job.spec.hints, job.done_s), job.spec.hints, other.spec.hints
+    if wants_s is None or other.lease is None or CLASS_POINTS[theirs.priority] > CLASS_POINTS[mine.priority]:
+        return False
+    waited_s = other.lease.granted_at - other.queued_at
+    if waited_s > HELD_UP * attained_s(other, board.state.progress.get(other.spec.job_id), board.now):
+        return False
+    return MUCH_MORE * mine.gpus * wants_s <= theirs.gpus * board.left_s(other.spec.job_id)
 
 
 def _groups(board: Board, job: Job, victims: Sequence[_Valued]) -> Iterator[tuple[Integers, list[_Valued]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,23 @@ class TestProcesses:
         assert found.progress.done == 5
         assert len(died) == 1
         assert [trial.params for trial in again] == [died[0].params]
+
+    @pytest.mark.parametrize("where", ["folder", "file.journal"])
+    def test_a_trial_that_waits_is_done_by_one_worker_only(self, tmp_path: Path, where: str) -> None:
+        there = plan(tmp_path, where=str(tmp_path / where))
+        with opened(there) as study:
+            for x in range(39):
+                study.enqueue_trial({"x": float(x)})
+
+        taken: list[int] = []
+
+        def work(_: int) -> None:
+            with opened(there) as mine:
+                mine.optimize(lambda trial: taken.append(trial.number) or 0.0, n_trials=10)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+        assert sorted(taken) == list(range(40))
 
     def test_workers_that_keep_dying_end_the_study(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(crews, "MOST_DEATHS", 1)
