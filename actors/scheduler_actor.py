@@ -91,6 +91,7 @@ class Scheduler:
         hosts = list(self._core.state.hosts)
         self._contacts = {host_id: HostContact(time.monotonic()) for host_id in hosts}
         self._clients: dict[str, float] = {}
+        self._clients_watched_at = time.monotonic()
         self._limiter = RateLimiter(REQUEST_RATE, REQUEST_BURST)
         self._fleet = fleet or Fleet(self.settings)
         self._scaler = Scaler(self._fleet.resize)
@@ -418,11 +419,7 @@ class Scheduler:
             return taken
 
     def _watch_loop(self) -> None:
-        watched_at = time.monotonic()
         while not self._stopping.wait(TICK_S):
-            now = time.monotonic()
-            self._excuse_clients(now - watched_at - TICK_S)
-            watched_at = now
             self._guarded("hosts", self._watch_hosts)
             self._guarded("clients", self._watch_clients)
             self._guarded("models", lambda: self._follow_models(self._commit))
@@ -447,12 +444,10 @@ class Scheduler:
         if versions != known:
             take_in([ModelsChanged(versions)])
 
-    def _excuse_clients(self, stalled_s: float) -> None:
+    def _excuse_clients(self, now: float) -> None:
         """While the scheduler itself was held up it heard nobody: no client is to blame for that time."""
-        if stalled_s < TICK_S:
-            return
-        with self._lock:
-            now = time.monotonic()
+        stalled_s, self._clients_watched_at = now - self._clients_watched_at - TICK_S, now
+        if stalled_s >= TICK_S:
             for job_id, seen in self._clients.items():
                 self._clients[job_id] = min(now, seen + stalled_s)
 
@@ -484,6 +479,7 @@ class Scheduler:
     def _watch_clients(self) -> None:
         with self._lock:
             now = time.monotonic()
+            self._excuse_clients(now)  # at one moment with the look at them: it may be held up between any two others
             active = set(queries.attached(self._core.state))
             for job_id in active:
                 self._clients.setdefault(job_id, now)  # after a restart every client gets a fresh term

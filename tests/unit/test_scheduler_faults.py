@@ -344,6 +344,26 @@ class TestPauses:
         assert bench.state("a") == "RUNNING"
         wait_until(lambda: bench.state("a") != "RUNNING", 5, "a client that is gone is noticed all the same")
 
+    def test_nor_one_that_was_paused_in_the_middle_of_a_look(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.scheduler.submit([replace(half("a"), attached=True)])
+        bench.report()
+        over = threading.Event()
+
+        def pause() -> None:
+            if not over.is_set():
+                time.sleep(1.5)
+                over.set()
+
+        bench.scheduler.renew(["a"])
+        monkeypatch.setattr(bench.scheduler, "_watch_hosts", pause)
+        assert over.wait(10)
+        for _ in range(4):
+            bench.scheduler.renew(["a"])
+            time.sleep(0.1)
+        assert bench.state("a") == "RUNNING"
+
     def test_jobs_of_a_lost_host_go_on_elsewhere_and_it_is_rid_of_them(self, bench: Bench) -> None:
         other = FakeHost("h2")
         bench.scheduler.submit([spec("a", isolation="hard")])
