@@ -22,6 +22,7 @@ from cotenant.scheduler.core.priority import held_value
 from cotenant.scheduler.core.requests import grace_s
 from cotenant.scheduler.core.turn import Turn
 
+WORTH = 1.5  # what a move saves must be so many times what it costs
 REST = 5.0  # a job is left alone for so many times the cost of a move
 CLAIM_SLACK_S = 30.0  # beyond the grace period of those who leave
 

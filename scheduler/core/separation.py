@@ -10,13 +10,12 @@ import numpy as np
 
 from cotenant.placement.fleet import Integers
 from cotenant.placement.moving import Pace, ends_in_s
-from cotenant.scheduler.core.board import Board
+from cotenant.scheduler.core.board import WORTH, Board
 from cotenant.scheduler.core.model import Interruption, Job, JobState
 from cotenant.scheduler.core.moves import PATIENCE_S
 from cotenant.scheduler.core.requests import max_slowdown
 
 TOLERANCE = 1.1  # a slowdown that is less beyond the accepted one is left as it is
-WORTH = 1.5  # what is saved must be so many times what it costs
 MOST_CONSIDERED = 16  # jobs that are looked at, of each kind
 MOST_MOVES = 16
 

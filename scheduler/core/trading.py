@@ -18,10 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cotenant.placement.fleet import Flags, Floats, Integers
-from cotenant.scheduler.core.board import Board
+from cotenant.scheduler.core.board import WORTH, Board
 from cotenant.scheduler.core.model import Interruption, Job
 
-WORTH = 1.5  # what is saved must be so many times what it costs
 MOST_JOBS = 256  # that are assigned
 MOST_TRIES = 4  # a job for which there turns out to be no place stays, and the others are assigned once more
 MOST_NODES = 200  # of the search
