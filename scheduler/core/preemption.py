@@ -17,7 +17,7 @@ from cotenant.scheduler.core.board import Board
 from cotenant.scheduler.core.deadlines import attained_s, left_of
 from cotenant.scheduler.core.model import Interruption, InterruptionKind, Job
 from cotenant.scheduler.core.moves import PATIENCE_S
-from cotenant.scheduler.core.priority import CLASS_POINTS, importance
+from cotenant.scheduler.core.priority import CLASS_POINTS, had_waited_s, importance
 
 MOST_CLAIMANTS = 8  # waiting jobs that are looked at, of those that have waited long enough
 MUCH_MORE = 8.0  # times the GPU-seconds
@@ -72,8 +72,7 @@ def _has_much_more_left(board: Board, other: Job, job: Job) -> bool:
     wants_s, mine, theirs = left_of(job.spec.hints, job.done_s), job.spec.hints, other.spec.hints
     if wants_s is None or other.lease is None or CLASS_POINTS[theirs.priority] > CLASS_POINTS[mine.priority]:
         return False
-    waited_s = other.lease.granted_at - other.queued_at
-    if waited_s > HELD_UP * attained_s(other, board.state.progress.get(other.spec.job_id), board.now):
+    if had_waited_s(other) > HELD_UP * attained_s(other, board.state.progress.get(other.spec.job_id), board.now):
         return False
     return MUCH_MORE * mine.gpus * wants_s <= theirs.gpus * board.left_s(other.spec.job_id)
 

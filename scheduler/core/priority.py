@@ -115,8 +115,12 @@ def held_value(job: Job, progress: Progress | None, now: float, standing: Standi
         standing: What the order of the queue rests on.
     """
     outlook = None if job.spec.hints.deadline_s is None else running_outlook(job, progress, now)
-    waited_s = job.lease.granted_at - job.queued_at if job.lease else 0.0
-    return sum(_valued(job, outlook, attained_s(job, progress, now), waited_s, standing))
+    return sum(_valued(job, outlook, attained_s(job, progress, now), had_waited_s(job), standing))
+
+
+def had_waited_s(job: Job) -> float:
+    """Return how long a job that runs had waited, over all its tries, when it got its GPUs; 0 when it has none."""
+    return job.lease.granted_at - job.queued_at if job.lease else 0.0
 
 
 def _terms(job: Job, now: float, standing: Standing) -> tuple[float, ...]:
