@@ -85,6 +85,7 @@ class Launcher:
         self.renew(min(self._valid_until(), limit) if used_before else limit)
         self._over = jobfiles.kept_epochs(self._dir)  # newest epoch of a job that is over here: no older one may start
         self._jobs: dict[tuple[str, int], JobRecord] = {}
+        self._started: tuple[str, int] | None = None  # last; its program may be up before its record is in ``_jobs``
         for job_dir in jobfiles.load_job_dirs(self._dir):
             self._take_in(jobrecords.adopt(job_dir, self._backend))
 
@@ -170,6 +171,7 @@ class Launcher:
                 self._supersede(job_id)
                 if saves:
                     launch["env"] |= self._checkpoints.environment(job_id, epoch)
+                self._started = job_id, epoch
                 job_dir = self._start(launch, shares, revision, isolation)
             except LaunchError:
                 with self._lock:  # whoever is told that it failed must not see it start when the command is repeated
@@ -241,12 +243,11 @@ class Launcher:
         """Whether this is the token of a job that runs here."""
         with self._lock:
             job = self._jobs.get((job_id, epoch))
-            if job is None or self._check(job) is not None:
-                return False
-            try:
-                known = jobfiles.read_launch(job.launched.job_dir).get("token", "")
-            except (OSError, ValueError):
-                return False
+            here = self._started == (job_id, epoch) if job is None else self._check(job) is None
+        try:
+            known = jobfiles.read_launch(self._dir / f"{job_id}.{epoch}").get("token", "") if here else ""
+        except (OSError, ValueError):
+            return False
         return bool(known) and secrets.compare_digest(known.encode(), token.encode(errors="replace"))
 
     def ceiling(self, job_id: str, epoch: int) -> Bounds:
@@ -259,10 +260,6 @@ class Launcher:
         return Bounds(min(memory, default=None), min(compute, default=None))
 
     # -- watching ---------------------------------------------------------------------------------------------------
-
-    def adopt(self) -> list[Launched]:
-        """Return the jobs that were running here when this launcher was made and still are."""
-        return self.running()
 
     def running(self) -> list[Launched]:
         """Return the jobs that have not ended."""

@@ -41,7 +41,7 @@ class Host:
     def restart(self) -> list[Launched]:
         """The host agent was killed; a new one starts."""
         self.launcher = Launcher(self.path, (GPU, OTHER))
-        return self.launcher.adopt()
+        return self.launcher.running()
 
     def launch(self, *command: str, job_id: str = "job", epoch: int = 1, **more) -> Launched:
         options = {

@@ -50,7 +50,9 @@ def test_a_job_manages_its_own_lease_and_no_other(single):
     said: dict[str, list] = {}
 
     def look() -> bool:
-        for line in single.client.logs(view.job_id).data.splitlines():
+        text = single.client.logs(view.job_id).data.decode()
+        assert "Traceback" not in text, text
+        for line in text.splitlines():
             what, *words = json.loads(line)
             said[what] = words
         return "limit" in said

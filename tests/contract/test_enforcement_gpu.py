@@ -260,7 +260,7 @@ def test_another_host_agent_goes_on_with_daemon_and_jobs(host):
     host.launch("job")
     host.restart()
     host.launcher.tend()
-    assert [launched.job_id for launched in host.launcher.adopt()] == ["job"]
+    assert [launched.job_id for launched in host.launcher.running()] == ["job"]
     assert "at most 600 MiB" in host.launcher.guarantees("job")
     assert len(host.fake.daemons()) == 1
 
