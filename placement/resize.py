@@ -37,6 +37,7 @@ class UsageSignal:
         throttled_fraction: Fraction of the last window it was held back by its own share.
         memory_p99_bytes: Forecast 99th percentile of its memory; to honour a memory hint, pass at least the hint.
         memory_peak_bytes: Largest memory measured in the last window.
+        memory_p50_bytes: Forecast median of its memory.
         measured: False while nothing was measured yet; the job is then planned with its profile, its memory left alone.
     """
 
@@ -45,6 +46,7 @@ class UsageSignal:
     throttled_fraction: Reading
     memory_p99_bytes: Reading
     memory_peak_bytes: Reading
+    memory_p50_bytes: Reading = None
     measured: bool = True
 
 

@@ -15,6 +15,7 @@ from cotenant.scheduler.core.cycle import run_cycle
 from cotenant.scheduler.core.deadlines import running_outlook
 from cotenant.scheduler.core.events import Event
 from cotenant.scheduler.core.handlers import HANDLERS
+from cotenant.scheduler.core.memoryguard import foresee
 from cotenant.scheduler.core.models import (
     GuardedInterference,
     Informable,
@@ -107,6 +108,7 @@ class Core:
         # Shares first follow what was measured: that frees memory for those who wait.
         if state.settings.resize.enabled:
             self._resize(turn, turn.measured, memory_wanted=bool(state.queued))
+            foresee(turn, turn.measured)
         if self._back_off_over(turn) or turn.dirty:
             run_cycle(turn, self.policy, self.predictor)
             state.moves.look(turn.now)

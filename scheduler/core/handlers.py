@@ -36,7 +36,7 @@ from cotenant.scheduler.core.events import (
     SuspendRequested,
     Tick,
 )
-from cotenant.scheduler.core.memoryguard import make_memory
+from cotenant.scheduler.core.memoryguard import OVERRUN_MARGIN, make_memory
 from cotenant.scheduler.core.model import (
     Ending,
     Host,
@@ -65,7 +65,6 @@ ON_LOSS: tuple[RestartPolicy, ...] = ("on_node_loss", "on_failure")
 ON_FAILURE: tuple[RestartPolicy, ...] = ("on_failure",)
 ALWAYS: tuple[RestartPolicy, ...] = ("never", "on_node_loss", "on_failure")
 OUT_OF_MEMORY_GROWTH = 1.5  # memory given after an allocation failed, relative to what the job had
-OVERRUN_MARGIN = 1.2  # memory given after an overrun, relative to what was used
 MEMORY_HORIZON_S = 60
 UTIL_HORIZON_S = 5
 FASTEST = 1.5  # more than alone by more than this is a mistake of what was measured alone
@@ -341,6 +340,7 @@ def _signal(measurement: JobMeasurement) -> UsageSignal:
         throttled_fraction=signature.throttled_fraction,
         memory_p99_bytes=memory.p99 if memory else None,
         memory_peak_bytes=signature.memory_peak_bytes,
+        memory_p50_bytes=memory.p50 if memory else None,
         measured=signature.step_rate is not None or profile.source != "history" or profile.solo_step_rate is None,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cotenant.placement.explain import memory_text
 from cotenant.scheduler.core.model import Interruption
 
 
@@ -10,7 +11,7 @@ def tell(why: Interruption) -> str:
     makes_room = {
         "priority": f"whose priority {why.against or 0.0:.2f} beats its {_value(why)}",
         "shorter": "which has much less to do",
-        "memory": "which needs more memory than its share",
+        "memory": f"which {_need(why)} than its share",
     }
     if why.kind in makes_room:
         return f"makes room for job {why.for_job}, {makes_room[why.kind]}"
@@ -25,6 +26,12 @@ def tell(why: Interruption) -> str:
             return f"changes places on GPUs of several types with others: {_worth(why)}"
         case _:
             return "as asked"
+
+
+def _need(why: Interruption) -> str:
+    if why.against is None:
+        return "needs more memory"
+    return f"is forecast to need {memory_text(int(why.against))}, more"
 
 
 def _worth(why: Interruption) -> str:

@@ -1,14 +1,46 @@
-"""Making room for a job that has outgrown its memory share, so that no innocent neighbour runs out of memory."""
+"""Making room for a job that outgrows its memory share, or soon will: no innocent neighbour runs out of memory."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cotenant.scheduler.core.board import REST
 from cotenant.scheduler.core.interruptions import tell
 from cotenant.scheduler.core.model import Ending, Interruption, Job, JobState
 from cotenant.scheduler.core.priority import held_value
 from cotenant.scheduler.core.turn import Turn
 
+OVERRUN_MARGIN = 1.2  # memory given after an overrun, relative to what was used
 
-def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int) -> bool:
+
+def foresee(turn: Turn, gpu_ids: Iterable[str]) -> None:
+    """Make room for the jobs that will outgrow their shares of these GPUs more likely than not.
+
+    A share grows towards the 99th percentile of its forecast for as long as there is room, which costs nobody anything.
+    To have a neighbour leave costs it something: for that the median has to be above the share, and the neighbour must
+    have had its rest. If nobody can leave, the job runs on, since a forecast may be wrong.
+    """
+    state = turn.state
+    if state.settings.placement.policy == "static":
+        return
+    for gpu_id in gpu_ids:
+        for job in state.residents(gpu_id) if gpu_id in state.gpus else ():
+            share = next(share for share in job.lease.shares if share.gpu_id == gpu_id) if job.lease else None
+            usage = state.usage.get(job.spec.job_id, {}).get(gpu_id)
+            if share is None or usage is None or not usage.signal.measured or job.state is not JobState.RUNNING:
+                continue
+            expected = usage.signal.memory_p50_bytes or 0.0
+            bounds = (state.gpus[gpu_id].memory_bytes, job.limits.memory_bytes, job.ceiling.memory_bytes)
+            if not share.memory_bytes < expected <= min(most for most in bounds if most is not None):
+                continue
+            if make_memory(turn, job, gpu_id, math.ceil(expected) - share.memory_bytes, foreseen=expected):
+                wanted = max(math.ceil(expected * OVERRUN_MARGIN), job.memory_hint_corrected or 0)
+                state.put(replace(job, memory_hint_corrected=wanted))
+
+
+def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int, *, foreseen: float | None = None) -> bool:
     """Have the least important neighbours leave that lose nothing by it; False when that is not enough, or not fair.
 
     A neighbour that is more important than the job stays when the job would lose nothing itself, and in any case when
@@ -19,6 +51,7 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int) -> bool:
         job: The job that has outgrown its share.
         gpu_id: The GPU.
         short_bytes: How much is missing there.
+        foreseen: The bytes it is forecast to need; None = it needs them already.
     """
     state = turn.state
     standing, rules = state.standing(), state.settings.rebalance
@@ -30,6 +63,9 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int) -> bool:
         shares = other.lease.shares if other.lease else ()
         return sum(share.memory_bytes for share in shares if share.gpu_id == gpu_id)
 
+    def rested(other: Job) -> bool:
+        return other.lease is not None and turn.now - other.lease.granted_at >= REST * rules.move_cost_s
+
     neighbours = [other for other in state.residents(gpu_id) if other.spec.job_id != job.spec.job_id]
     coming = sum(size(other) for other in neighbours if _leaves_for(other, job))
     if coming >= short_bytes:
@@ -38,7 +74,9 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int) -> bool:
         return False
     most = value(job) * (1.0 if job.saves else rules.priority_factor)
     able = sorted(
-        (value(other), -other.seq, other) for other in neighbours if other.saves and other.state is JobState.RUNNING
+        (value(other), -other.seq, other)
+        for other in neighbours
+        if other.saves and other.state is JobState.RUNNING and (foreseen is None or rested(other))
     )
     leaving: list[Job] = []
     for worth, _, other in able:
@@ -49,7 +87,7 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int) -> bool:
     if coming < short_bytes:
         return False
     for other in leaving:
-        why = Interruption("memory", turn.now, job.spec.job_id, cost_s=rules.move_cost_s)
+        why = Interruption("memory", turn.now, job.spec.job_id, cost_s=rules.move_cost_s, against=foreseen)
         turn.stop(other, Ending(JobState.QUEUED, tell(why), interruption=why))
     return True
 

@@ -177,7 +177,8 @@ class Interruption:
         gain_s: Time that all jobs concerned are expected to save together, seconds, without the cost.
         cost_s: What it costs, seconds.
         value: What counted for it: its priority value, or the throughput n in the pair that was dissolved.
-        against: What that was held against: the other job's value, or the least n accepted.
+        against: What that was held against: the other job's value, or the least n accepted; for "memory", the bytes
+            that the other job is forecast to need, None = it needed them already.
         starts_over: It goes where its checkpoint cannot be read.
     """
 

@@ -14,7 +14,7 @@ import pytest
 from launching import CORES, ENV, GPU, IGNORE_TERM, OTHER, SHARE, ignores_term
 from support import wait_until
 
-from cotenant.actors import jobrecords, runner
+from cotenant.actors import runner
 from cotenant.actors.checkpoints import Checkpoints
 from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.launcher import Exited, Launcher, LaunchError, StaleCommand
@@ -175,24 +175,6 @@ def test_a_stop_that_comes_during_the_launch_is_not_lost(host):
     host.launcher = Launcher(host.path, (GPU, OTHER), Meanwhile())
     host.python("import time; time.sleep(60)")
     assert host.exited() == Exited("job", 1, -signal.SIGTERM, "stopped while it was being started", stopped=True)
-
-
-def test_a_program_that_is_faster_than_its_launch_holds_its_lease(host, monkeypatch):
-    held: list[bool] = []
-    load, output = jobrecords.load, host.path / "job.1" / runner.OUTPUT
-
-    def late(*arguments):
-        wait_until(lambda: output.read_text().endswith("\n"), 10, "the program is up")
-        own = output.read_text().strip()
-        held.extend(host.launcher.holds("job", epoch, token) for epoch, token in ((1, own), (1, "x"), (2, own)))
-        return load(*arguments)
-
-    monkeypatch.setattr(jobrecords, "load", late)
-    host.python("import os, time; print(os.environ['COTENANT_LEASE_TOKEN'], flush=True); time.sleep(60)")
-    assert held == [True, False, False]
-    host.launcher.stop("job", 1, 0.0, "enough")
-    host.exited()
-    assert not host.launcher.holds("job", 1, host.output().strip())
 
 
 def test_stopping_lets_the_job_say_goodbye(host):

@@ -1,4 +1,4 @@
-"""Leases of programs that save: their processes are asked, not signalled, and end when the lease is given back."""
+"""What belongs to a lease: its token, and processes of programs that save, which are asked, not signalled, to end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from launching import ENV, Host
 from support import wait_until
 
+from cotenant.actors import jobrecords, runner
 from cotenant.actors.jobrecords import Exited
 
 WORKER = """
@@ -85,3 +86,21 @@ def test_a_second_request_can_only_be_more_urgent(host: Host, second_s: float, *
 def test_what_does_not_save_is_not_told_how(host: Host) -> None:
     host.launch(kind="lease", command=())
     assert not {"COTENANT_CHECKPOINT_DIR", "COTENANT_STOP_FILE"} & set(host.launcher.environment("job", 1))
+
+
+def test_a_program_that_is_faster_than_its_launch_holds_its_lease(host, monkeypatch):
+    held: list[bool] = []
+    load, output = jobrecords.load, host.path / "job.1" / runner.OUTPUT
+
+    def late(*arguments):
+        wait_until(lambda: output.read_text().endswith("\n"), 10, "the program is up")
+        own = output.read_text().strip()
+        held.extend(host.launcher.holds("job", epoch, token) for epoch, token in ((1, own), (1, "x"), (2, own)))
+        return load(*arguments)
+
+    monkeypatch.setattr(jobrecords, "load", late)
+    host.python("import os, time; print(os.environ['COTENANT_LEASE_TOKEN'], flush=True); time.sleep(60)")
+    assert held == [True, False, False]
+    host.launcher.stop("job", 1, 0.0, "enough")
+    host.exited()
+    assert not host.launcher.holds("job", 1, host.output().strip())

@@ -30,7 +30,7 @@ def signal(
     *,
     used: Reading = None,
 ) -> UsageSignal:
-    return UsageSignal(p95, p95 if used is None else used, throttled, p99, peak, measured)
+    return UsageSignal(p95, p95 if used is None else used, throttled, p99, peak, measured=measured)
 
 
 class Loop:
