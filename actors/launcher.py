@@ -312,8 +312,11 @@ class Launcher:
             self._backend.tend([job.launched.job_dir for job in running])
         except (OSError, ValueError, KeyError):
             return  # a job has ended meanwhile, or its record is damaged; once more in a second
+        lapsed = time.monotonic() >= self._valid_until()
         for job in running:
             why = self._lost(job)
+            if lapsed and job.launched.kind == "lease":  # a command's supervisor sees to that
+                why = "lease expired: the host agent did not renew it in time"
             if why:
                 self.stop(*job.key, 0.0, why, lost=True)
 

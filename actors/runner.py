@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LAUNCH = "launch.json"
 OUTPUT = "output.log"
 RUNNER = "runner.json"
-STOP = "stop.json"
+STOP = "stop.json"  # the shim knows it too
 EXIT = "exit.json"
 RENEWAL = "renewal"
 RENEWAL_LAYOUT = struct.Struct("@d")

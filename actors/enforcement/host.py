@@ -16,6 +16,7 @@ from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.enforcement.cuda import MigEnforcement, MpsEnforcement, TimeSliceEnforcement
 from cotenant.actors.enforcement.mps import MpsService, service_folder
 from cotenant.actors.enforcement.pausing import PAUSES, CheckpointPause, Pause
+from cotenant.actors.enforcement.power import RECORD as POWER
 from cotenant.actors.enforcement.power import PowerLimit
 from cotenant.actors.enforcement.sharefile import ShareFile
 from cotenant.actors.reports import JobReport
@@ -45,7 +46,7 @@ class HostEnforcement(ShareFile):
         self._no_checkpoints: str | None = None  # not looked at yet
         self._records: dict[Path, dict[str, Any]] = {}
         self._power: PowerLimit | None = None
-        if settings.power_limit_w is not None and self._services:
+        if self._services and (settings.power_limit_w is not None or (run_dir / POWER).exists()):
             self._power = PowerLimit(run_dir, list(self._services), settings.power_limit_w)
         self._ways: Mapping[Method, EnforcementBackend] = {
             "cpu": CpuEnforcement(groups=None if self._services else find_groups(_group_name(run_dir))),

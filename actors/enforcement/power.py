@@ -16,22 +16,28 @@ TIMEOUT_S = 2.0  # for one GPU: one that hangs must not hold up the others
 class PowerLimit:
     """Limits the power of GPUs; a GPU that does not take it is left as it is, and ``notes`` say so.
 
-    What was there before is written down first: an agent that is killed is followed by one that still knows it.
+    What was there before is written down first: an agent that is killed is followed by one that still knows it. So is
+    one that could not put it back, or that left a call behind which may still take effect.
 
     Args:
         run_dir: The host's run directory.
         gpu_ids: UUIDs of the GPUs.
-        watts: The limit.
+        watts: The limit; None = none, and what an earlier agent could not put back is put back now.
     """
 
-    def __init__(self, run_dir: Path, gpu_ids: Sequence[str], watts: float) -> None:
+    def __init__(self, run_dir: Path, gpu_ids: Sequence[str], watts: float | None) -> None:
         self.notes: list[str] = []
         self._record = run_dir / RECORD
         self._watts = watts
+        self._hung: set[str] = set()  # a call to these has not come back in time, and may do so later
+        if watts is None:
+            self.restore()
         self.add(gpu_ids)
 
     def add(self, gpu_ids: Sequence[str]) -> None:
         """Limit these GPUs too."""
+        if self._watts is None:
+            return
         try:
             library = Library()
         except NvmlUnavailable as error:
@@ -41,7 +47,7 @@ class PowerLimit:
         self._each(library, dict.fromkeys(gpu_ids, milliwatts), self._limit, "power of {} is not limited: {}")
 
     def restore(self) -> None:
-        """Put back what was there before. Idempotent; what a GPU does not take is in ``notes``."""
+        """Put back what was there before. Idempotent; what a GPU does not take is in ``notes``, and stays recorded."""
         before = runner.read_json(str(self._record)) or {}
         if not before:
             return
@@ -50,22 +56,29 @@ class PowerLimit:
         except NvmlUnavailable as error:
             self.notes.append(f"power limits could not be put back: {error}")
             return
-        self._each(library, before, _set, "the power limit of {} could not be put back: {}")
-        self._record.unlink()
+        failed = self._each(library, before, _set, "the power limit of {} could not be put back: {}")
+        left = {gpu_id: limit for gpu_id, limit in before.items() if gpu_id in failed | self._hung}
+        if left:
+            runner.write_json(str(self._record), left)
+        else:
+            self._record.unlink()
 
     def _each(
         self, library: Library, milliwatts: Mapping[str, int], act: Callable[[Library, str, int], None], failed: str
-    ) -> None:
-        """Do this to every GPU, and note what failed."""
-        hangs = False
+    ) -> set[str]:
+        """Do this to every GPU, and note what failed; returns the GPUs for which it did."""
+        failures: set[str] = set()
         for gpu_id, limit in milliwatts.items():
             try:
                 call_within(TIMEOUT_S, gpu_id, act, library, gpu_id, limit)
             except (NvmlFailure, Hung) as error:
-                hangs = hangs or isinstance(error, Hung)
+                failures.add(gpu_id)
+                if isinstance(error, Hung):
+                    self._hung.add(gpu_id)
                 self.notes.append(failed.format(gpu_id, error))
-        if not hangs:  # else a call is still under way
+        if not self._hung:  # else a call may still be under way
             library.close()
+        return failures
 
     def _limit(self, library: Library, gpu_id: str, milliwatts: int) -> None:
         handle = library.call("nvmlDeviceGetHandleByUUID", gpu_id)

@@ -21,6 +21,7 @@ TRIGGER = "torch.optim.optimizer"
 ATTACH_PREFIX = "attach-"
 OPERATOR_MIX = "COTENANT_OPERATOR_MIX"  # "1": profile a few steps now and then
 STARTED = "started"  # the whole process belongs to the job, which takes it along when it ends
+STOP = "stop.json"  # in the job's directory: it is asked to end
 JOINED = "joined"  # the process put itself under the job's share and goes on when the job has ended
 OUT_OF_MEMORY = "out-of-memory"  # in the job's directory: one of its processes has ended for want of memory
 _WARNED = "COTENANT_SHIM_WARNED"
@@ -40,7 +41,8 @@ def install() -> None:
             os.sched_setaffinity(0, parse_cores(os.environ["COTENANT_HOST_CORES"]))
             lift()
         elif os.environ.pop("COTENANT_ATTACH", "") == "1":
-            mark(os.environ["COTENANT_JOB_DIR"], STARTED)
+            if not _join_lease(os.environ["COTENANT_JOB_DIR"]):
+                return
             if pinned:
                 share_index = int(os.environ.get("COTENANT_SHARE_INDEX", "0"))
                 os.sched_setaffinity(0, parse_cores(os.environ["COTENANT_CORES"].split(";")[share_index]))
@@ -59,6 +61,29 @@ def install() -> None:
     _tell_of_want_of_memory(os.environ["COTENANT_JOB_DIR"])
     when_imported(begin)
     sys.meta_path.append(_LastResort())
+
+
+def _join_lease(job_dir: str) -> bool:
+    """Put this process under a lease; one that is over gives it no GPU, which belongs to others by now."""
+    over = False
+    try:
+        mark(job_dir, STARTED)
+        # Whoever ends a lease writes this first and then looks for processes: one of the two sees the other.
+        with open(f"{job_dir}/{STOP}", encoding="utf-8") as file:
+            over = not _asks(file.read())
+    except FileNotFoundError:
+        over = not os.path.isdir(job_dir)
+    if over:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        _say(f"the lease of {os.environ.get('COTENANT_JOB_ID', 'its job')} is over: this process gets no GPU")
+    return not over
+
+
+def _asks(request: str) -> bool:
+    """Whether a request to stop leaves it to the program to save and give the lease back."""
+    from json import loads  # noqa: PLC0415 - hardly ever needed
+
+    return bool(loads(request).get("asks"))
 
 
 def _tell_of_want_of_memory(job_dir: str) -> None:
@@ -146,11 +171,16 @@ class _LastResort:
 
 def warn(error: Exception) -> None:
     """Say once per job that a process runs uncontrolled, and why."""
+    what = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
+    _say(f"this process runs without its share being enforced: {what}")
+
+
+def _say(what: str) -> None:
+    """Say something on standard error, once per job."""
     if os.environ.get(_WARNED) or sys.stderr is None:
         return
     os.environ[_WARNED] = "1"
-    what = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
-    sys.stderr.write(f"cotenant: this process runs without its share being enforced: {what}\n")
+    sys.stderr.write(f"cotenant: {what}\n")
 
 
 def mark(job_dir: str, kind: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +44,10 @@ def worker(host: Host) -> Iterator[int]:
         os.waitpid(worker, 0)
 
 
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_its_processes_save_and_end_once_it_is_given_back(host: Host, worker: int) -> None:
     host.launcher.stop("job", 1, 60.0, "suspended", asks=True)
     saved = host.path / "checkpoints" / "job" / "saved"
@@ -61,10 +67,11 @@ def test_one_that_is_not_given_back_ends_after_its_grace_period(host: Host, work
 
 def test_nobody_is_signalled_by_an_agent_that_has_restarted(host: Host, worker: int) -> None:
     os.kill(worker, signal.SIGSTOP)  # a signal would let it go on
+    wait_until(lambda: state_of(worker) == "T", 10, "it stands still")
     host.launcher.stop("job", 1, 60.0, "suspended", asks=True)
     host.restart()
     assert host.launcher.poll() == []
-    assert Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    assert state_of(worker) == "T"
     host.launcher.stop("job", 1, 30.0, "suspended")
     assert host.exited().exit_code == 0
 
@@ -104,3 +111,38 @@ def test_a_program_that_is_faster_than_its_launch_holds_its_lease(host, monkeypa
     host.launcher.stop("job", 1, 0.0, "enough")
     host.exited()
     assert not host.launcher.holds("job", 1, host.output().strip())
+
+
+def test_the_processes_of_a_lease_end_when_it_is_not_renewed(host, worker):
+    host.launcher.renew(time.monotonic() - 1.0)
+    host.launcher.tend()
+    exited = host.exited()
+    assert exited == Exited("job", 1, -signal.SIGKILL, exited.reason, lost=True, stopped=True)
+    assert exited.reason.startswith("lease expired")
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_process_that_comes_after_the_end_of_its_lease_gets_no_gpu(host, *, released):
+    host.launch(kind="lease", command=())
+    environment = (
+        dict(ENV) | host.launcher.environment("job", 1) | {"COTENANT_ATTACH": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    )
+    host.launcher.stop("job", 1, 0.0, "lost", lost=True)
+    host.exited()
+    if released:
+        host.launcher.release("job", 1)
+    code = "import os; print([os.environ['CUDA_VISIBLE_DEVICES']])"
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "['']"
+    assert ended.stderr == "cotenant: the lease of job is over: this process gets no GPU\n"
+
+
+def test_a_process_that_comes_while_its_lease_is_asked_to_end_has_its_gpu(host):
+    host.launch(kind="lease", command=())
+    environment = (
+        dict(ENV) | host.launcher.environment("job", 1) | {"COTENANT_ATTACH": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    )
+    host.launcher.stop("job", 1, 600.0, "suspended", asks=True)
+    code = "import os; print([os.environ['CUDA_VISIBLE_DEVICES']])"
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert (ended.stdout.strip(), ended.stderr) == ("['0']", "")
