@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,7 +35,7 @@ from cotenant.scheduler.core.events import (
     SuspendRequested,
     Tick,
 )
-from cotenant.scheduler.core.memoryguard import OVERRUN_MARGIN, make_memory
+from cotenant.scheduler.core.memoryguard import OVERRUN_MARGIN, make_memory, with_margin
 from cotenant.scheduler.core.model import (
     Ending,
     Host,
@@ -198,7 +197,7 @@ def _out_of_memory(turn: Turn, job: Job, reason: str, code: int) -> tuple[Job, E
     largest = max((gpu.memory_bytes for gpu in turn.state.gpus.values()), default=0)
     if job.was_held or job.overruns or had >= largest:
         return job, Ending(JobState.FAILED, f"{reason}: out of memory", exit_code=code)
-    wanted = min(largest, math.ceil(had * OUT_OF_MEMORY_GROWTH))
+    wanted = with_margin(turn.state, job, had + 1, had * OUT_OF_MEMORY_GROWTH)
     ending = Ending(JobState.QUEUED, f"{reason}: out of memory with {had} bytes; once more with {wanted}")
     return replace(job, overruns=job.overruns + 1, memory_hint_corrected=wanted), ending
 
@@ -227,7 +226,7 @@ def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
     if job is None or job.lease is None or job.state is JobState.STOPPING:
         return
     state, used = turn.state, event.used_bytes
-    wanted = math.ceil(used * OVERRUN_MARGIN)
+    wanted = with_margin(state, job, used, used * OVERRUN_MARGIN)
     grown: dict[str, Share] = {}
     for share in state.shares_on(job, event.host_id):
         view = state.view(share.gpu_id)
@@ -248,15 +247,13 @@ def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
 
 def _stop_for_overrun(turn: Turn, job: Job, used: int, wanted: int) -> None:
     reason = f"used {used} bytes of GPU memory, more than its share, and the GPU has no room for that"
-    largest = max((gpu.memory_bytes for gpu in turn.state.gpus.values()), default=0)
     if job.was_held and not job.saves:
         ending = Ending(JobState.FAILED, reason)
     elif job.overruns:
         ending = Ending(JobState.FAILED, f"{reason}; it had been restarted with more memory before")
     else:
         ending = Ending(JobState.QUEUED, f"{reason}; once more with what it needs")
-    corrected = min(wanted, largest) if used <= largest else wanted
-    turn.stop(replace(job, overruns=job.overruns + 1, memory_hint_corrected=corrected), ending)
+    turn.stop(replace(job, overruns=job.overruns + 1, memory_hint_corrected=wanted), ending)
 
 
 def measurements_reported(turn: Turn, event: MeasurementsReported) -> None:

@@ -10,6 +10,7 @@ from cotenant.scheduler.core.board import REST
 from cotenant.scheduler.core.interruptions import tell
 from cotenant.scheduler.core.model import Ending, Interruption, Job, JobState
 from cotenant.scheduler.core.priority import held_value
+from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.turn import Turn
 
 OVERRUN_MARGIN = 1.2  # memory given after an overrun, relative to what was used
@@ -26,18 +27,36 @@ def foresee(turn: Turn, gpu_ids: Iterable[str]) -> None:
     if state.settings.placement.policy == "static":
         return
     for gpu_id in gpu_ids:
-        for job in state.residents(gpu_id) if gpu_id in state.gpus else ():
+        ids = [job.spec.job_id for job in state.residents(gpu_id)] if gpu_id in state.gpus else []
+        for job in (state.jobs[job_id] for job_id in ids):  # as it is now: one before it may have had it leave
             share = next(share for share in job.lease.shares if share.gpu_id == gpu_id) if job.lease else None
             usage = state.usage.get(job.spec.job_id, {}).get(gpu_id)
             if share is None or usage is None or not usage.signal.measured or job.state is not JobState.RUNNING:
                 continue
             expected = usage.signal.memory_p50_bytes or 0.0
             bounds = (state.gpus[gpu_id].memory_bytes, job.limits.memory_bytes, job.ceiling.memory_bytes)
-            if not share.memory_bytes < expected <= min(most for most in bounds if most is not None):
+            most = min(bound for bound in bounds if bound is not None)
+            if not share.memory_bytes < expected <= most:
                 continue
             if make_memory(turn, job, gpu_id, math.ceil(expected) - share.memory_bytes, foreseen=expected):
-                wanted = max(math.ceil(expected * OVERRUN_MARGIN), job.memory_hint_corrected or 0)
-                state.put(replace(job, memory_hint_corrected=wanted))
+                wanted = min(with_margin(state, job, math.ceil(expected), expected * OVERRUN_MARGIN), most)
+                state.put(replace(job, memory_hint_corrected=max(wanted, job.memory_hint_corrected or 0)))
+
+
+def with_margin(state: State, job: Job, least_bytes: int, wanted_bytes: float) -> int:
+    """Return the bytes to reserve per GPU from now on: a GPU that holds what a job needs is not too small by a margin.
+
+    Args:
+        state: The state.
+        job: A job that holds a lease.
+        least_bytes: What it needs at least.
+        wanted_bytes: That with a margin.
+    """
+    shares = job.lease.shares if job.lease else ()
+    own = [state.gpus[share.gpu_id].memory_bytes for share in shares if share.gpu_id in state.gpus]
+    largest = max((gpu.memory_bytes for gpu in state.gpus.values()), default=0)
+    most = next((bytes_ for bytes_ in (min(own, default=0), largest) if least_bytes <= bytes_), math.inf)
+    return math.ceil(min(wanted_bytes, most))
 
 
 def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int, *, foreseen: float | None = None) -> bool:

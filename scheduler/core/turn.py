@@ -164,7 +164,10 @@ class Turn:
     def _is_bound(self, job: Job) -> bool:
         """Whether the job can continue only on the host it was on, since its checkpoint is there."""
         shared = self.state.settings.checkpoints.directory is not None
-        return job.saves and not shared and len(job.hosts) == 1 and job.hosts[0] in self.state.hosts
+        if not job.saves or shared or len(job.hosts) != 1 or job.hosts[0] not in self.state.hosts:
+            return False
+        needed = job.memory_hint_corrected or 0  # has it outgrown its host, it starts over elsewhere
+        return any(gpu.memory_bytes >= needed for gpu in self.state.hosts[job.hosts[0]].gpus)
 
     # -- shares -----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,15 @@ from scheduling import GIB, Driver, host, measurement, profile, report, settings
 
 from cotenant.configs.settings import RebalanceSettings, ResizeSettings, Settings
 from cotenant.forecasting.types import Quantiles
-from cotenant.scheduler.core.events import JobExited, Tick
+from cotenant.scheduler.core.events import (
+    HostJoined,
+    JobExited,
+    MemoryOverrun,
+    ResumeRequested,
+    StopRequested,
+    SuspendRequested,
+    Tick,
+)
 from cotenant.scheduler.core.model import Bounds, JobSpec
 
 REST_S = 5.0 * 60.0
@@ -107,3 +116,77 @@ def test_nobody_leaves_where_that_is_switched_off(changed: dict[str, Any]) -> No
     driver = pair(settings().model_copy(update=changed))
     expect(driver, 6)
     assert driver.stops() == []
+
+
+@pytest.mark.parametrize(("first", "other"), [(6.0, 6.0), (6.0, 7.5)])
+def test_of_two_that_need_more_one_leaves_and_the_other_stays(first: float, other: float) -> None:
+    driver = Driver(host())
+    for job_id in ("a", "b"):
+        driver.run(spec(job_id, gpu_memory=4 * GIB, compute=0.4, checkpoint="own", max_slowdown=4.0))
+    driver.do(Tick(), after_s=REST_S)
+    seen = []
+    for job_id, p50 in (("a", first), ("b", other)):
+        window = measurement(job_id, "h1-0", profile(util=0.3, memory=4 * GIB))
+        memory = dict.fromkeys(window.forecast.memory, Quantiles(*[p50 * GIB] * 5))
+        seen.append(replace(window, forecast=replace(window.forecast, memory=memory)))
+    driver.do(report("h1", *seen))
+    (stop,) = driver.stops()
+    stays = {"a": "b", "b": "a"}[stop.job_id]
+    assert (driver.state(stop.job_id), driver.state(stays)) == ("STOPPING", "RUNNING")
+    driver.do(JobExited(stop.job_id, stop.epoch, "h1", -15, stopped=True))
+    assert (driver.state(stop.job_id), driver.state(stays)) == ("QUEUED", "RUNNING")
+
+
+def exit_of(driver: Driver, code: int, **more: Any) -> JobExited:
+    return JobExited("job", driver.job("job").epoch, "h1", code, **more)
+
+
+def suspended_and_resumed(driver: Driver) -> None:
+    driver.do(SuspendRequested("job", "by hand"))
+    driver.do(exit_of(driver, -15, stopped=True))
+    driver.do(ResumeRequested("job", "by hand"))
+
+
+def has_run_out(driver: Driver) -> None:
+    driver.do(exit_of(driver, 1, out_of_memory=True))
+
+
+def has_overrun(driver: Driver) -> None:
+    driver.do(MemoryOverrun("job", driver.job("job").epoch, "h1", 7 * GIB))
+    suspended_and_resumed(driver)
+
+
+def was_expected_to(driver: Driver) -> None:
+    driver.run(small())
+    driver.do(Tick(), after_s=REST_S)
+    (share,) = driver.job("job").lease.shares  # type: ignore[union-attr]
+    seen = measurement("job", share.gpu_id, profile(util=0.4, memory=4 * GIB))
+    memory = dict.fromkeys(seen.forecast.memory, Quantiles(*[7.5 * GIB] * 5))
+    driver.do(report("h1", replace(seen, forecast=replace(seen.forecast, memory=memory))))
+    assert [stop.job_id for stop in driver.stops()] == ["small"]
+    driver.do(
+        StopRequested("small", "not needed"), JobExited("small", driver.job("small").epoch, "h1", -15, stopped=True)
+    )
+    suspended_and_resumed(driver)
+
+
+@pytest.mark.parametrize("learns", [has_run_out, has_overrun, was_expected_to])
+def test_a_margin_makes_no_gpu_too_small_that_holds_the_job(learns: Callable[[Driver], None]) -> None:
+    """There is a larger GPU elsewhere, but the checkpoint is here."""
+    driver = Driver(host(), host("h2", memory=80 * GIB))
+    driver.run(spec("large", gpu_memory=79 * GIB, isolation="hard"))
+    driver.run(spec("job", gpu_memory=6 * GIB if learns is has_run_out else 4 * GIB, compute=0.4, checkpoint="own"))
+    assert driver.job("job").hosts == ("h1",)
+    learns(driver)
+    assert driver.state("job") == "STARTING"
+    (share,) = driver.job("job").lease.shares  # type: ignore[union-attr]
+    assert (share.gpu_id, share.memory_bytes) == ("h1-0", 8 * GIB)
+
+
+def test_one_that_has_outgrown_its_host_starts_over_elsewhere() -> None:
+    driver = Driver(host())
+    driver.run(spec("job", gpu_memory=6 * GIB, compute=0.4, checkpoint="own"))
+    driver.do(HostJoined(host("h2", memory=80 * GIB)))
+    driver.do(MemoryOverrun("job", driver.job("job").epoch, "h1", 9 * GIB))
+    driver.do(exit_of(driver, -15, stopped=True))
+    assert (driver.state("job"), driver.job("job").hosts) == ("STARTING", ("h2",))
