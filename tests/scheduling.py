@@ -9,7 +9,7 @@ from cotenant.configs.settings import LeaseSettings, PlacementSettings, Settings
 from cotenant.forecasting.types import DemandProfile, Forecast, JobMeasurement, Quantiles, Signature
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.engine import Core
-from cotenant.scheduler.core.events import Event, HostJoined, JobStarted, JobSubmitted, MeasurementsReported
+from cotenant.scheduler.core.events import Event, HostJoined, JobExited, JobStarted, JobSubmitted, MeasurementsReported
 from cotenant.scheduler.core.invariants import check
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec
 
@@ -133,3 +133,25 @@ class Driver:
     def stops(self) -> list[StopJob]:
         """The stop commands among the last commands."""
         return [command for command in self.commands if isinstance(command, StopJob)]
+
+
+def saver(job_id: str, **hints: Any) -> JobSpec:
+    """A job that fills a GPU of ``host`` and continues from its checkpoint."""
+    return spec(job_id, **({"gpu_memory": 8 * GIB, "compute": 1.0, "checkpoint": "own"} | hints))
+
+
+def sharer(job_id: str, **hints: Any) -> JobSpec:
+    """A saver that shares: two of them on a GPU run at 0.6 or so each."""
+    return saver(job_id, **({"gpu_memory": 3 * GIB, "compute": 0.5, "max_slowdown": 4.0} | hints))
+
+
+def gone(driver: Driver, job_id: str, code: int = -15, *, stopped: bool = True) -> Event:
+    """All processes of the job are gone."""
+    job = driver.job(job_id)
+    return JobExited(job_id, job.epoch, job.hosts[0], code, stopped=stopped)
+
+
+def on(driver: Driver, job_id: str) -> list[str]:
+    """The GPUs of a job."""
+    lease = driver.job(job_id).lease
+    return [share.gpu_id for share in lease.shares] if lease else []

@@ -5,31 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduling import GIB, Driver, host, settings, spec
+from scheduling import Driver, gone, host, on, saver, settings
 
 from cotenant.configs.settings import CheckpointSettings
 from cotenant.scheduler.core import queries
-from cotenant.scheduler.core.events import HostJoined, JobExited, MoveRequested
-from cotenant.scheduler.core.model import JobSpec
+from cotenant.scheduler.core.events import HostJoined, MoveRequested
 from cotenant.scheduler.core.state import State
 
 SHARED = CheckpointSettings(directory="/everywhere")
-
-
-def saver(job_id: str, **hints: Any) -> JobSpec:
-    """A job that fills a GPU of ``host`` and continues from its checkpoint."""
-    return spec(job_id, **({"gpu_memory": 8 * GIB, "compute": 1.0, "checkpoint": "own"} | hints))
-
-
-def gone(driver: Driver, job_id: str) -> JobExited:
-    """It has saved and ended."""
-    return JobExited(job_id, 1, driver.job(job_id).hosts[0], -15, stopped=True)
-
-
-def on(driver: Driver, job_id: str) -> list[str]:
-    """The GPUs of a job."""
-    lease = driver.job(job_id).lease
-    return [share.gpu_id for share in lease.shares] if lease else []
 
 
 @pytest.mark.parametrize(

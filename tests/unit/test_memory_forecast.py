@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scheduling import GIB, Driver, host, measurement, profile, report, settings, spec
+from scheduling import GIB, Driver, gone, host, measurement, profile, report, settings, sharer, spec
 
 from cotenant.configs.settings import RebalanceSettings, ResizeSettings, Settings
 from cotenant.forecasting.types import Quantiles
@@ -20,20 +20,16 @@ from cotenant.scheduler.core.events import (
     SuspendRequested,
     Tick,
 )
-from cotenant.scheduler.core.model import Bounds, JobSpec
+from cotenant.scheduler.core.model import Bounds
 
 REST_S = 5.0 * 60.0
-
-
-def small(**hints: Any) -> JobSpec:
-    return spec("small", **({"gpu_memory": 3 * GIB, "compute": 0.4, "checkpoint": "own", "max_slowdown": 4.0} | hints))
 
 
 def pair(configured: Settings | None = None, **hints: Any) -> Driver:
     """big and small on one GPU of 8 GiB, 4 and 3 of them; small saves, and has run for a while."""
     driver = Driver(host(), configured=configured)
     driver.run(spec("big", gpu_memory=4 * GIB, compute=0.4))
-    driver.run(small(**hints))
+    driver.run(sharer("small", compute=0.4, **hints))
     driver.do(Tick(), after_s=REST_S)
     return driver
 
@@ -55,7 +51,7 @@ def test_gets_what_a_neighbour_leaves_before_it_needs_it() -> None:
     assert stop.reason == "makes room for job big, which is forecast to need 6.0 GiB, more than its share"
     expect(driver, 6)
     assert driver.stops() == []
-    driver.do(JobExited("small", driver.job("small").epoch, "h1", -15, stopped=True))
+    driver.do(gone(driver, "small"))
     (share,) = driver.job("big").lease.shares  # type: ignore[union-attr]
     assert share.memory_bytes >= 6 * GIB
     assert [driver.state(job_id) for job_id in ("big", "small", "waiting")] == ["RUNNING", "QUEUED", "QUEUED"]
@@ -86,7 +82,7 @@ def test_runs_on_when_nobody_can_leave(hints: dict[str, Any]) -> None:
 def test_one_that_has_just_come_is_not_asked() -> None:
     driver = Driver(host())
     driver.run(spec("big", gpu_memory=4 * GIB, compute=0.4))
-    driver.run(small())
+    driver.run(sharer("small", compute=0.4))
     expect(driver, 6)
     assert driver.stops() == []
     driver.do(Tick(), after_s=REST_S)
@@ -157,16 +153,14 @@ def has_overrun(driver: Driver) -> None:
 
 
 def was_expected_to(driver: Driver) -> None:
-    driver.run(small())
+    driver.run(sharer("small", compute=0.4))
     driver.do(Tick(), after_s=REST_S)
     (share,) = driver.job("job").lease.shares  # type: ignore[union-attr]
     seen = measurement("job", share.gpu_id, profile(util=0.4, memory=4 * GIB))
     memory = dict.fromkeys(seen.forecast.memory, Quantiles(*[7.5 * GIB] * 5))
     driver.do(report("h1", replace(seen, forecast=replace(seen.forecast, memory=memory))))
     assert [stop.job_id for stop in driver.stops()] == ["small"]
-    driver.do(
-        StopRequested("small", "not needed"), JobExited("small", driver.job("small").epoch, "h1", -15, stopped=True)
-    )
+    driver.do(StopRequested("small", "not needed"), gone(driver, "small"))
     suspended_and_resumed(driver)
 
 

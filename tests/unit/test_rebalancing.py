@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scheduling import GIB, Driver, host, measurement, profile, report, settings, spec
+from scheduling import GIB, Driver, gone, host, measurement, on, profile, report, saver, settings, sharer, spec
 
 from cotenant.configs.settings import CheckpointSettings, RebalanceSettings, Settings
 from cotenant.scheduler.core import queries
@@ -28,28 +28,6 @@ from cotenant.scheduler.core.state import State
 
 REST_S = 5.0 * 60.0
 SHARED = CheckpointSettings(directory="/everywhere")
-
-
-def saver(job_id: str, **hints: Any) -> JobSpec:
-    """A job that fills a GPU of ``host`` and continues from its checkpoint."""
-    return spec(job_id, **({"gpu_memory": 8 * GIB, "compute": 1.0, "checkpoint": "own"} | hints))
-
-
-def sharer(job_id: str, **hints: Any) -> JobSpec:
-    """A saver that shares: two of them on a GPU run at 0.6 or so each."""
-    return saver(job_id, **({"gpu_memory": 3 * GIB, "compute": 0.5, "max_slowdown": 4.0} | hints))
-
-
-def gone(driver: Driver, job_id: str, code: int = -15, *, stopped: bool = True) -> Event:
-    """All processes of the job are gone."""
-    job = driver.job(job_id)
-    return JobExited(job_id, job.epoch, job.hosts[0], code, stopped=stopped)
-
-
-def on(driver: Driver, job_id: str) -> list[str]:
-    """The GPUs of a job."""
-    lease = driver.job(job_id).lease
-    return [share.gpu_id for share in lease.shares] if lease else []
 
 
 def again(driver: Driver) -> None:

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
-from scheduling import GIB, Driver, host, settings, spec
+from scheduling import GIB, Driver, host, on, settings, spec
 
 from cotenant.configs.settings import CheckpointSettings, Settings
 from cotenant.scheduler.core.events import JobExited, Tick
@@ -31,11 +31,6 @@ def saver(job_id: str, left_s: float, **hints: Any) -> JobSpec:
     """A job that has GPUs to itself and continues from its checkpoint."""
     given = {"gpu_memory": GIB, "isolation": "hard", "checkpoint": "own", "expected_duration_s": left_s} | hints
     return spec(job_id, **given)
-
-
-def on(driver: Driver, job_id: str) -> list[str]:
-    lease = driver.job(job_id).lease
-    return [share.gpu_id for share in lease.shares] if lease else []
 
 
 def rested(*specs: JobSpec, hosts: tuple[Host, ...] = (), configured: Settings = SPEEDS) -> Driver:
