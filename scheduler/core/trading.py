@@ -34,19 +34,20 @@ def trade(board: Board) -> None:
         return
     board.look_when_rested()
     jobs = [job for job in board.movable() if _has_gpus_to_itself(board, job)][:MOST_JOBS]
+    if not jobs:
+        return
+    kind = np.array([fleet.kind[fleet.position(board.places(job.spec.job_id)[0])] for job in jobs])
+    gpus, saves = np.array([job.spec.hints.gpus for job in jobs]), _saved_s(board, jobs, kind)
     for _ in range(MOST_TRIES):
-        if len(jobs) == 0:
-            return
-        kind = np.array([fleet.kind[fleet.position(board.places(job.spec.job_id)[0])] for job in jobs])
-        saves = _saved_s(board, jobs, kind)
-        chosen = _assigned(saves, np.array([job.spec.hints.gpus for job in jobs]), kind, _free(board, len(fleet.kinds)))
+        chosen = _assigned(saves, gpus, kind, _free(board, len(fleet.kinds)))
         movers = [(job, int(to)) for job, at, to in zip(jobs, kind, chosen, strict=True) if at != to]
         stuck = _move(board, movers)
         if stuck is None:
             worth = {job.spec.job_id: saves[row, chosen[row]] for row, job in enumerate(jobs)}
             _leave(board, [job for job, _ in movers], worth)
             return
-        jobs.remove(stuck)
+        row = jobs.index(stuck)
+        saves[row] = np.where(np.arange(len(fleet.kinds)) == kind[row], 0.0, -np.inf)
 
 
 def _has_gpus_to_itself(board: Board, job: Job) -> bool:
