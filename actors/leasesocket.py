@@ -6,9 +6,11 @@ import contextlib
 import hashlib
 import json
 import os
+import socket
 import socketserver
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +19,9 @@ from cotenant.actors.enforcement.mps import LONGEST_TEMP, make_private
 from cotenant.actors.shim.resources import ANSWER_S, MOST_BYTES
 from cotenant.scheduler.errors import CotenantError, NotPermitted, TooManyRequests
 
-MOST_AT_ONCE = 8  # of all jobs together; more wait for their turn in the backlog
+MOST_AT_ONCE = 8  # that are asked of the scheduler, of all jobs together; more wait for their turn
+MOST_OPEN = 128  # connections; more are closed at once, and those who ask try again
+ASK_S = 3.0  # a question is sent as a whole: whoever is held still in the middle of it asks once more
 _LONGEST_PATH = 100
 _OWN_FOLDER = "ct-agent-"
 
@@ -60,18 +64,54 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: str, answer: Answer) -> None:
         self.answer = answer
         self.turns = threading.Semaphore(MOST_AT_ONCE)
+        self._open = threading.Semaphore(MOST_OPEN)
         super().__init__(path, _Handler)
 
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there may be one more connection: no job takes the files and threads of the agent."""
+        return self._open.acquire(blocking=False)
 
-class _Handler(socketserver.StreamRequestHandler):
-    timeout = ANSWER_S
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer it in a thread of its own."""
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._open.release()
+            raise
 
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer it, and let the next one in."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._open.release()
+
+
+class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
-        """Answer one question."""
+        """Answer one question. Nobody waits for one who does not get it out: only an answer takes a turn."""
         server = cast(_Server, self.server)
-        with contextlib.suppress(OSError), server.turns:  # whoever asked may have hung up
-            reply = _reply(self.rfile.readline(MOST_BYTES), server.answer)
-            self.wfile.write(json.dumps(reply).encode() + b"\n")
+        with contextlib.suppress(OSError):  # whoever asked may have hung up
+            line = _question(self.request)
+            with server.turns:
+                reply = _reply(line, server.answer)
+            self.request.settimeout(ANSWER_S)
+            self.request.sendall(json.dumps(reply).encode() + b"\n")
+
+
+def _question(link: socket.socket) -> bytes:
+    """Return what is asked.
+
+    Raises:
+        OSError: It does not come in time.
+    """
+    deadline, line = time.monotonic() + ASK_S, b""
+    while not line.endswith(b"\n") and len(line) < MOST_BYTES:
+        link.settimeout(max(0.01, deadline - time.monotonic()))
+        if not (more := link.recv(MOST_BYTES)):
+            break
+        line += more
+    return line
 
 
 def _reply(line: bytes, answer: Answer) -> Mapping[str, Any]:

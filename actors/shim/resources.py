@@ -22,7 +22,10 @@ _RETRY_S = 0.1
 
 
 class ResourceError(RuntimeError):
-    """The request could not be made or is not accepted; says why. Nothing was changed."""
+    """The request could not be made or is not accepted; says why.
+
+    Nothing was changed, unless no answer came in time.
+    """
 
 
 class RateLimited(ResourceError):
@@ -145,7 +148,7 @@ def _exchange(path: str, text: bytes) -> bytes:
                 if line:
                     return line
                 error = OSError("it hung up")
-            except (ConnectionError, FileNotFoundError) as failure:
+            except (ConnectionError, FileNotFoundError, BlockingIOError) as failure:  # the last: too many ask at once
                 error = failure
         if time.monotonic() > deadline:
             raise error

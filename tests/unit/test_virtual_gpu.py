@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -16,6 +17,7 @@ import pytest
 from launching import Host
 
 import cotenant
+from cotenant.actors import leasesocket
 from cotenant.actors.launchspec import SITE_DIR
 from cotenant.actors.leasesocket import LeaseSocket, socket_path
 from cotenant.actors.ratelimit import KEPT, RateLimiter
@@ -123,6 +125,29 @@ def test_the_socket_is_for_its_owner_and_takes_no_nonsense(agent):
             link.sendall(line)
             assert reply in link.makefile().readline()
     assert agent.asked == []
+
+
+@pytest.mark.parametrize("text", [b"", b'{"method": '])
+def test_nobody_waits_for_those_who_do_not_get_their_questions_out(agent, monkeypatch, text):
+    monkeypatch.setattr(leasesocket, "ASK_S", 600.0)
+    with contextlib.ExitStack() as links:
+        for _ in range(4 * leasesocket.MOST_AT_ONCE):
+            link = links.enter_context(socket.socket(socket.AF_UNIX))
+            link.connect(agent.path)
+            link.sendall(text)
+        assert cotenant.request_resource_allocation("memory", 7).status == "granted"
+
+
+def test_however_many_connect_the_agent_is_there_for_others_in_the_end(agent, monkeypatch):
+    monkeypatch.setattr(leasesocket, "ASK_S", 0.2)
+    monkeypatch.setattr(resources, "PATIENCE_S", 60.0)
+    with contextlib.ExitStack() as links:
+        for _ in range(3 * leasesocket.MOST_OPEN):
+            link = links.enter_context(socket.socket(socket.AF_UNIX))
+            link.settimeout(0.0)
+            with contextlib.suppress(BlockingIOError):
+                link.connect(agent.path)
+        assert cotenant.request_resource_allocation("memory", 7).status == "granted"
 
 
 def test_in_an_interpreter_without_cotenant_the_shim_lends_it(agent):
