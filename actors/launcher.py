@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from cotenant.actors import jobfiles, jobrecords, launchspec, runner
 from cotenant.actors.checkpoints import CHECKPOINTS, Checkpoints, lease_variables
+from cotenant.actors.clock import SteadyClock
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
 from cotenant.actors.enforcement.cpu import CpuEnforcement
@@ -78,7 +79,7 @@ class Launcher:
         self._checkpoints = checkpoints or Checkpoints(self._dir / CHECKPOINTS)
         self._launching = threading.Lock()  # one launch at a time; the other methods do not wait for it
         self._lock = threading.RLock()
-        self._swept_at = 0.0
+        self._clock, self._swept_at = SteadyClock(), 0.0
         limit = time.monotonic() + first_validity_s
         used_before = (self._dir / runner.RENEWAL).exists()
         self._renewal = jobfiles.open_renewal(self._dir / runner.RENEWAL)
@@ -280,7 +281,7 @@ class Launcher:
         ends what outlived its grace period, and forgets old output.
         """
         with self._lock:
-            now = time.time()
+            now = self._clock.now()
             if now - self._swept_at >= SWEEP_PERIOD_S:
                 self.sweep(now)
             return [exited for job in self._jobs.values() if (exited := self._check(job)) is not None]
@@ -346,9 +347,7 @@ class Launcher:
         report = self.report(job_id)
         with self._lock:
             job = self._newest(job_id)
-            if job is None or report is None:
-                return ""
-            return self._backend.guarantees(job.launched.job_dir, report)
+            return "" if job is None or report is None else self._backend.guarantees(job.launched.job_dir, report)
 
     def shares(self, job_id: str) -> tuple[Share, ...]:
         """Return the shares in force; empty when the job is not here."""

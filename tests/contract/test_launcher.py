@@ -452,6 +452,17 @@ def test_a_job_that_saves_finds_its_directory_again(host):
     assert not mine.exists()
 
 
+def test_a_clock_that_jumps_costs_nobody_checkpoint_or_output(host, monkeypatch):
+    host.python("print('done')", saves=True)
+    host.exited()
+    host.launcher.release("job", 1)
+    mine, real = host.path / "checkpoints" / "job", time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 8 * 86400.0)
+    host.launcher.poll()
+    assert mine.is_dir()
+    assert host.output() == "done\n"
+
+
 def test_others_are_told_no_directory(host):
     host.python(
         "import os; print('COTENANT_CHECKPOINT_DIR' in os.environ)", env={**ENV, "COTENANT_CHECKPOINT_DIR": "/x"}
