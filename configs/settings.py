@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 Fraction = Annotated[float, Field(gt=0.0, le=1.0, strict=True)]
 Seconds = Annotated[float, Field(gt=0.0, strict=True)]
 Weight = Annotated[float, Field(ge=0.0, le=100.0, strict=True)]
+Speed = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]  # relative: they are divided by each other
 GpuType = Annotated[str, Field(pattern=r"^.{1,128}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
@@ -29,7 +30,7 @@ class PlacementSettings(_Section):
     profile_s: Seconds = 5.0
     memory_margin: Annotated[float, Field(ge=0.0, le=1.0, strict=True)] = 0.10
     confidence: Annotated[float, Field(ge=0.5, le=0.95, strict=True)] = 0.7
-    speeds: Mapping[GpuType, Annotated[float, Field(gt=0.0, strict=True)]] = {}
+    speeds: Mapping[GpuType, Speed] = {}
 
 
 class ResizeSettings(_Section):

@@ -65,6 +65,10 @@ def test_empty_file_changes_nothing(tmp_path: Path) -> None:
     [
         ("placement: {packing_bias: 1.5}", "placement.packing_bias: 1.5 is not accepted; give a number >= 0 and <= 1"),
         ("placement: {packing_bias: .nan}", "placement.packing_bias: nan is not accepted"),
+        (
+            "placement: {speeds: {A100: 0.0000001}}",
+            "placement.speeds: {'A100': 1e-07} is not accepted; give names, each with a number >= 1e-06 and <= 1e+06",
+        ),
         ("lease: {ttl_s: .inf}", "lease.ttl_s: inf is not accepted; give a number > 0"),
         ("lease: {ttl_s: 0}", "lease.ttl_s: 0 is not accepted; give a number > 0"),
         ("lease: {max_restarts: 1.5}", "lease.max_restarts: 1.5 is not accepted; give a whole number >= 0"),
