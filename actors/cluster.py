@@ -151,7 +151,9 @@ def start_actors(settings: Settings, api_class: type | None) -> list[str]:
     start(Scheduler, SCHEDULER, 64, settings.model_dump_json(), journal_url, str(state_dir))
     if settings.api.enabled and api_class is not None:
         token = ensure_token() if settings.api.require_token else None
-        start(api_class, API, 4, settings.api.model_dump_json(), token)
+        # Started anew, it has to be where it was: its address is told once.
+        api = settings.api.model_copy(update={"port": settings.api.port or _port()})
+        start(api_class, API, 4, api.model_dump_json(), token)
         if token is None:
             notes.append("the admin API asks for no token (api.require_token = false)")
     return notes

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from cluster_support import RAY_ENVIRONMENT
 from support import wait_until
@@ -40,11 +41,13 @@ class Shell:
             "COTENANT_DEVICE__BACKEND": "cpu",
         }
 
-    def __call__(self, *command: str, expect: int = 0, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *command: str, expect: int | None = 0, timeout_s: float = 90.0
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False
         )
-        assert done.returncode == expect, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert expect in (None, done.returncode), f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
     def start(self, *command: str) -> subprocess.Popen[str]:
@@ -57,16 +60,7 @@ class Shell:
         done: list[subprocess.CompletedProcess[str]] = []
 
         def accepted() -> bool:
-            done[:] = [
-                subprocess.run(
-                    ("ray", "job", "submit", *words),
-                    env=self.environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=90,
-                    check=False,
-                )
-            ]
+            done[:] = [self("ray", "job", "submit", *words, expect=None)]
             return "No available agent to submit job" not in done[0].stderr
 
         wait_until(accepted, 90, "Ray takes the job", poll_s=1.0)
@@ -187,6 +181,21 @@ def test_the_api_wants_the_token_and_shows_the_same_jobs(shell):
     assert len(gpus) == 2
     body = listed.json()
     assert [gpu["gpu_id"] for gpu in (body if isinstance(body, list) else body["items"])] == [g["gpu_id"] for g in gpus]
+
+
+def test_an_api_that_is_killed_comes_back_where_it_was(shell):
+    url = str(shell.record()["api_url"])
+    port = int(url.rpartition(":")[2])
+
+    def listeners() -> set[int | None]:
+        return {
+            each.pid for each in psutil.net_connections("tcp") if each.laddr.port == port and each.status == "LISTEN"
+        }
+
+    (pid,) = listeners()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: listeners() - {pid, None}, 60, "somebody listens there again", poll_s=0.2)
+    assert httpx.get(f"{url}/api/v1/jobs", timeout=30).status_code == 401
 
 
 def test_plan_changes_nothing(shell):
