@@ -55,7 +55,7 @@ class Checkpoints:
         if self.shared or not self.directory.is_dir():
             return
         for mine in list(self.directory.iterdir()):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # whatever a job has left there, it stays until it can be looked at
                 if mine.name not in running and _touched(mine) < now - KEPT_S:
                     shutil.rmtree(mine, ignore_errors=True)
 
@@ -72,4 +72,9 @@ def lease_variables(launch: Launch, job_dir: Path) -> dict[str, str]:
 
 
 def _touched(folder: Path) -> float:
-    return max(each.stat().st_mtime for each in (folder, *folder.rglob("*")))
+    """Return when something in it was last changed. Links count as themselves, what cannot be looked at does not."""
+    newest = folder.lstat().st_mtime
+    for each in folder.rglob("*"):
+        with suppress(OSError):
+            newest = max(newest, each.lstat().st_mtime)
+    return newest

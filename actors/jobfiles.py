@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -188,7 +189,8 @@ def retire(job_dir: Path, keep: Path) -> None:
 
 
 def delete_older(run_dir: Path, before: float) -> None:
-    """Delete kept output of jobs that were released before a time (Unix seconds)."""
-    for entry in (run_dir / OUTPUTS).iterdir():
-        if entry.stat().st_mtime < before:
-            entry.unlink(missing_ok=True)
+    """Delete kept output of jobs that were released before a time (Unix seconds); what cannot be deleted stays."""
+    for entry in list((run_dir / OUTPUTS).iterdir()):
+        with suppress(OSError):
+            if entry.lstat().st_mtime < before:
+                entry.unlink()

@@ -452,6 +452,36 @@ def test_a_job_that_saves_finds_its_directory_again(host):
     assert not mine.exists()
 
 
+LEFT_BY_JOBS = {
+    "a link to itself": "os.symlink('latest', 'latest')",
+    "a link to nothing": "os.symlink('gone', 'latest')",
+    "a pipe": "os.mkfifo('pipe')",
+    "a folder nobody may enter": "os.mkdir('shut'); open('shut/x', 'w').close(); os.chmod('shut', 0o400)",
+}
+
+
+@pytest.mark.parametrize("left", LEFT_BY_JOBS)
+def test_whatever_a_job_leaves_with_its_checkpoint_the_host_goes_on(host, left):
+    code = f"import os; os.chdir(os.environ['COTENANT_CHECKPOINT_DIR']); {LEFT_BY_JOBS[left]}"
+    host.python(code, saves=True)
+    assert host.exited().exit_code == 0
+    host.launcher.release("job", 1)
+    host.launcher.poll()  # looks
+    mine = host.path / "checkpoints" / "job"
+    assert mine.is_dir()
+    host.launcher.sweep(time.time() + 8 * 86400.0)
+    assert os.geteuid() != 0 or not mine.exists()
+
+
+def test_output_that_cannot_be_removed_does_not_end_the_watch_over_the_jobs(host):
+    stuck = host.path / "outputs" / "stuck.1.log"
+    stuck.mkdir()
+    os.utime(stuck, (0.0, 0.0))
+    host.python("pass")
+    assert host.exited().exit_code == 0
+    assert stuck.is_dir()
+
+
 def test_a_clock_that_jumps_costs_nobody_checkpoint_or_output(host, monkeypatch):
     host.python("print('done')", saves=True)
     host.exited()
