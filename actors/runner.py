@@ -8,6 +8,7 @@ Files in the job directory:
     output.log    stdout and stderr of the command, merged, and the supervisor's own last words
     runner.json   pid and start time of the supervisor
     stop.json     grace and reason of a stop request; SIGTERM to the supervisor says that it is there
+    exit.json.N   room on the disk for exit.json; N is the pid of the supervisor
     exit.json     exit code and reason, written when no process of the job is left; "lost": the host let the job down
 
 It ends the job when the command ends, when it gets SIGTERM, and when the host agent has not renewed the leases of the
@@ -46,6 +47,7 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_S = 1.0  # longest time between two looks at the renewal
 _KILL_AGAIN_S = 0.02
 _CONFIRM_EXPIRY = 3
+_RESULT_BYTES = 4096  # more than an exit code and a reason take
 _TERMINATE_S = 2.0  # an MPS daemon that takes longer to answer is asked no more
 
 
@@ -183,6 +185,7 @@ class Supervisor:
         with open(f"{os.path.dirname(self._dir)}/{RENEWAL}", "rb") as file:
             self._renewal = mmap.mmap(file.fileno(), RENEWAL_LAYOUT.size, access=mmap.ACCESS_READ)
         own = process(os.getpid())
+        self._result = _reserve(f"{self._dir}/{EXIT}.{os.getpid()}")
         write_json(f"{self._dir}/{RUNNER}", {"pid": os.getpid(), "start_ticks": own.start_ticks if own else 0})
         _redirect(f"{self._dir}/{OUTPUT}")  # last: what goes wrong before is told to the launcher
         return launch
@@ -352,7 +355,17 @@ class Supervisor:
             "lost": self._lost,
             "stopped": self._stopped,
         }
-        write_json(f"{self._dir}/{EXIT}", content)
+        text = json.dumps(content).encode()
+        os.pwrite(self._result, text, 0)
+        os.ftruncate(self._result, len(text))
+        os.replace(f"{self._dir}/{EXIT}.{os.getpid()}", f"{self._dir}/{EXIT}")
+
+
+def _reserve(path: str) -> int:
+    """Open a file that has its room on the disk already: how a job ends is told even if it has filled the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.posix_fallocate(descriptor, 0, _RESULT_BYTES)
+    return descriptor
 
 
 def _redirect(output: str) -> None:

@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 
 import pytest
-from launching import GPU, IGNORE_TERM, OTHER, SHARE
+from launching import GPU, IGNORE_TERM, OTHER, SHARE, Host
 from support import wait_until
 
 from cotenant.actors import jobfiles, jobrecords, runner
@@ -148,6 +149,32 @@ def test_a_stop_with_a_full_disk_still_stops(host, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         host.launcher.stop("job", 1, 5.0, "enough")
     assert host.exited().exit_code == -signal.SIGTERM
+
+
+FILL_THE_DISK = """
+import os, sys
+try:
+    while True:
+        os.write(1, b"x" * 4096)
+except OSError:
+    os._exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_job_that_fills_the_disk_ends_as_it_ends(tmp_path, code):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("no small disk can be mounted here")
+    try:
+        small = Host(tmp_path)
+        small.python(FILL_THE_DISK, str(code))
+        ended = small.exited()
+        assert (ended.exit_code, ended.lost) == (code, False)
+        small.launcher.release("job", 1)
+        assert small.launcher.inventory() == []
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_an_expired_lease_is_a_loss_and_a_stop_is_not(host):
