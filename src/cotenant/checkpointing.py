@@ -16,6 +16,7 @@ import random
 import signal
 import sys
 import time
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -99,7 +100,9 @@ class Checkpointer:
         for path in self._files():
             try:
                 content = torch.load(path, map_location="cpu", weights_only=True)
-            except (OSError, EOFError, RuntimeError) as error:  # torch raises RuntimeError for a broken archive
+            except Exception as error:  # a damaged file can raise anything
+                if _is_whole(path):
+                    raise
                 _say(f"{path} is not whole and is passed over: {error}")
                 continue
             for name, part in self._parts.items():
@@ -146,11 +149,15 @@ class Checkpointer:
             self._dir.mkdir(parents=True, exist_ok=True)
             path = self._dir / f"{_PREFIX}{self.step:012d}{_SUFFIX}"
             temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-            with temporary.open("wb") as file:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            try:
+                with temporary.open("wb") as file:
+                    torch.save(content, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)  # half a file on a full disk would leave the next one no room
+                raise
             _sync(self._dir)
             self._tidy()
         if _ranks() > 1:
@@ -249,6 +256,15 @@ def _rank() -> int:
 def _ranks() -> int:
     group = _distributed()
     return 1 if group is None else int(group.get_world_size())
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether all that was written is there, byte by byte."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except Exception:  # noqa: BLE001 - of a damaged archive anything can be wrong
+        return False
 
 
 def _sync(folder: Path) -> None:
