@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -281,8 +282,7 @@ class Launcher:
         ends what outlived its grace period, and forgets old output.
         """
         with self._lock:
-            now = self._clock.now()
-            if now - self._swept_at >= SWEEP_PERIOD_S:
+            if (now := self._clock.now()) - self._swept_at >= SWEEP_PERIOD_S:
                 self.sweep(now)
             return [exited for job in self._jobs.values() if (exited := self._check(job)) is not None]
 
@@ -313,13 +313,13 @@ class Launcher:
             self._backend.tend([job.launched.job_dir for job in running])
         except (OSError, ValueError, KeyError):
             return  # a job has ended meanwhile, or its record is damaged; once more in a second
-        lapsed = time.monotonic() >= self._valid_until()
         for job in running:
             why = self._lost(job)
-            if lapsed and job.launched.kind == "lease":  # a command's supervisor sees to that
+            if job.launched.kind == "lease" and time.monotonic() >= self._valid_until():  # others' supervisors do that
                 why = "lease expired: the host agent did not renew it in time"
-            if why:
-                self.stop(*job.key, 0.0, why, lost=True)
+            with suppress(OSError):  # when the disk is full it has been signalled all the same
+                if why:
+                    self.stop(*job.key, 0.0, why, lost=True)
 
     def close(self) -> None:
         """Give back what the host lent. No job must be left."""

@@ -151,6 +151,19 @@ def test_a_stop_with_a_full_disk_still_stops(host, monkeypatch):
     assert host.exited().exit_code == -signal.SIGTERM
 
 
+def test_leases_that_expire_with_a_full_disk_are_lost_all_the_same(host, monkeypatch):
+    for job_id in ("one", "two"):
+        host.launch(kind="lease", command=(), job_id=job_id)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runner, "write_json", full)
+    host.launcher.renew(time.monotonic() - 1)
+    host.launcher.tend()
+    assert [host.exited(job_id).lost for job_id in ("one", "two")] == [True, True]
+
+
 FILL_THE_DISK = """
 import os, sys
 try:
