@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors.claims import release_claim
@@ -89,6 +89,7 @@ def up(address: str | None, local: bool, settings: Settings, api_class: type | N
             _join(address)
             return _finish(settings, api_class, ray_pid)
         except BaseException:
+            ray.shutdown()  # a process that is connected to a Ray that ends is ended by it, and could not say why
             _end_ray(ray_pid)  # nothing is left of an 'up' that failed
             raise
     return _finish(settings, api_class, ray_pid)
@@ -145,7 +146,10 @@ def start_actors(settings: Settings, api_class: type | None) -> list[str]:
             max_concurrency=threads,
             scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
         ).remote(*args)
-        ray.get(actor.ping.remote())
+        try:
+            ray.get(actor.ping.remote())
+        except RayActorError as error:
+            raise CotenantError(f"{name} did not start: {str(error).strip().splitlines()[-1]}") from error
 
     start(Prm, PRM, 1, str(state_dir), settings.model_dump_json())
     start(Scheduler, SCHEDULER, 64, settings.model_dump_json(), journal_url, str(state_dir))

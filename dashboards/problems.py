@@ -31,6 +31,7 @@ from cotenant.scheduler.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_SHOWN = 200
+_AS_JSON = "JSON, with the header Content-Type: application/json"
 
 _STATUS: tuple[tuple[type[CotenantError], int, str], ...] = (
     (HintError, 422, "hint-not-accepted"),
@@ -118,12 +119,17 @@ def _wrong_shape(request: Request, error: Exception) -> JSONResponse:
         {
             "field": ".".join(map(str, found["loc"]))[:_MAX_SHOWN],
             "value": _shown(found.get("input")),
-            "accepted": found["msg"],
+            "accepted": _AS_JSON if _unread(found) else found["msg"],
         }
         for found in error.errors()
     ]
     detail = "; ".join(f"{found['field']}: {found['accepted']}" for found in errors[:5])
     return reply(422, "not-accepted", detail, request.scope["path"], errors=errors[:50])
+
+
+def _unread(found: dict[str, Any]) -> bool:
+    """Whether this is about a body that was left as it came, since its header does not say that it is JSON."""
+    return tuple(found["loc"]) == ("body",) and isinstance(found.get("input"), bytes)
 
 
 def _http_error(request: Request, error: Exception) -> JSONResponse:

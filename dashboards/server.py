@@ -31,7 +31,10 @@ class Api:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise OSError(f"the admin API cannot listen on {settings.host}:{settings.port}: is the port taken?")
+                raise OSError(
+                    f"the admin API cannot listen on {settings.host}:{settings.port}: is the port taken, by another "
+                    "cotenant perhaps? Set another: COTENANT_API__PORT=8267 (0: any that is free)"
+                )
             time.sleep(0.02)
 
     def ping(self) -> int:

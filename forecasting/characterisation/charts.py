@@ -104,7 +104,7 @@ def features_chart(report: Mapping[str, Any]) -> str:
             y=[_shortened(score["name"]) for score in shown],
             orientation="h",
             marker={"color": [ROLE_COLOURS[score["role"]] for score in shown]},
-            text=[f"{score['average_rank']:.1f} ({score['rank_low']:.0f}–{score['rank_high']:.0f})" for score in shown],
+            text=[_rank(score) for score in shown],
             textposition="auto",
             customdata=[[s["pearson"], s["spearman"], s["kendall"], ROLE_NAMES[s["role"]]] for s in shown],
             hovertemplate="%{y} (%{customdata[3]})<br>Pearson %{customdata[0]:.2f}, Spearman %{customdata[1]:.2f}, "
@@ -115,6 +115,13 @@ def features_chart(report: Mapping[str, Any]) -> str:
     figure.update_xaxes(range=[0, 1], title_text="mean of the three |coefficients|", **_AXIS)
     figure.update_yaxes(automargin=True, fixedrange=True)
     return _chart(figure, "features", 90 + 27 * SHOWN_FEATURES)
+
+
+def _rank(score: Mapping[str, Any]) -> str:
+    """Return the average rank, with its span when a family is left out where there was another one."""
+    if score["rank_low"] is None or score["rank_high"] is None:
+        return f"{score['average_rank']:.1f}"
+    return f"{score['average_rank']:.1f} ({score['rank_low']:.0f}–{score['rank_high']:.0f})"
 
 
 def curves_chart(report: Mapping[str, Any]) -> str:

@@ -10,13 +10,13 @@ import csv
 import gzip
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cotenant.scheduler.simulation.errors import TraceError
+from cotenant.scheduler.simulation.errors import Place, TraceError, named
 from cotenant.scheduler.simulation.workload import Cluster, Node, Trace, TraceJob, trace_of
 
 MIB = 1 << 20
@@ -29,12 +29,12 @@ class Row:
 
     Attributes:
         path: The file.
-        line: Line in it, from 1.
+        line: Line in it, from 1, or the name of the place.
         fields: The values as text, by column.
     """
 
     path: Path
-    line: int
+    line: Place
     fields: Mapping[str, Any]
 
     def text(self, name: str) -> str:
@@ -110,7 +110,7 @@ def workload_key(model: str, batch: object = "", amp: object = "") -> str:
     return "/".join(str(part) for part in (model, batch, amp) if part != "")
 
 
-def philly_week(path: Path) -> Iterator[tuple[int, TraceJob]]:
+def philly_week(path: Path) -> Iterator[tuple[Place, TraceJob]]:
     """Arrivals of a cluster with a measured configuration for every job (the form of Lucid's full job log).
 
     ``submit_time`` is a date and time, ``gpu_util`` and ``gmem_util`` are percentages, ``gmem`` is MiB a GPU;
@@ -138,7 +138,7 @@ def philly_week(path: Path) -> Iterator[tuple[int, TraceJob]]:
         )
 
 
-def philly_sia(path: Path) -> Iterator[tuple[int, TraceJob]]:
+def philly_sia(path: Path) -> Iterator[tuple[Place, TraceJob]]:
     """The Philly job log as Sia's authors publish it: arrivals, run times and GPUs only."""
     for row in read_table(path):
         yield (
@@ -153,7 +153,7 @@ def philly_sia(path: Path) -> Iterator[tuple[int, TraceJob]]:
         )
 
 
-def muri(path: Path) -> Iterator[tuple[int, TraceJob]]:
+def muri(path: Path) -> Iterator[tuple[Place, TraceJob]]:
     """The traces of Muri: times in milliseconds, ``resource_time_1`` is the GPU's part of an iteration."""
     for row in read_table(path):
         iteration_ms = row.number("iteration_time", above=True)
@@ -181,7 +181,7 @@ _GAVEL = (
 )  # fmt: skip
 
 
-def gavel(path: Path) -> Iterator[tuple[int, TraceJob]]:
+def gavel(path: Path) -> Iterator[tuple[Place, TraceJob]]:
     """Gavel's traces: tab-separated, no head. ``duration_s`` is the number of steps until a truth gives their speed.
 
     The workload is the job type with its number of GPUs, as the table of measured throughputs has it.
@@ -210,7 +210,7 @@ def gavel(path: Path) -> Iterator[tuple[int, TraceJob]]:
             )
 
 
-def openb(path: Path) -> Iterator[tuple[int, TraceJob]]:
+def openb(path: Path) -> Iterator[tuple[Place, TraceJob]]:
     """Alibaba's openb pods that ask for GPUs; a pod that never ended counts to the end of the log.
 
     ``util`` is the part of a GPU it asks for (``gpu_milli``); the trace does not say device memory. The processors it
@@ -274,7 +274,7 @@ _OWN = {
 }  # fmt: skip
 
 
-def own(path: Path) -> Iterator[tuple[int, TraceJob]]:
+def own(path: Path) -> Iterator[tuple[Place, TraceJob]]:
     """cotenant's own form (``docs/simulation.md``): JSON, one list of jobs with the fields of ``TraceJob``."""
     with open_text(path) as lines:
         try:
@@ -288,20 +288,21 @@ def own(path: Path) -> Iterator[tuple[int, TraceJob]]:
     jobs = document.get("jobs")
     if not isinstance(jobs, list):
         raise TraceError(path, None, "jobs", type(jobs).__name__, "a list of jobs")
-    for number, fields in enumerate(jobs, 1):
+    for number, fields in enumerate(jobs):
+        place = f"jobs[{number}]"
         if not isinstance(fields, dict):
-            raise TraceError(path, None, f"jobs[{number - 1}]", fields, "an object")
-        row = Row(path, number, {key: value for key, value in fields.items() if not isinstance(value, bool)})
+            raise TraceError(path, None, place, fields, "an object")
+        row = Row(path, place, {key: value for key, value in fields.items() if not isinstance(value, bool)})
         unknown = sorted(set(fields) - _OWN)
         if unknown:
-            raise row.error(f"jobs[{number - 1}]", unknown[0], f"only {', '.join(sorted(_OWN))}")
+            raise TraceError(path, None, place, unknown[0], f"only {', '.join(sorted(_OWN))}")
         util, membw = row.optional("util"), row.optional("membw_util")
         for name, value in (("util", util), ("membw_util", membw)):
             if value is not None and value > 1.0:
                 raise row.error(name, value, "a fraction in [0, 1]")
         weight = row.optional("weight", above=True)
         yield (
-            number,
+            place,
             TraceJob(
                 job_id=row.text("job_id"),
                 submit_s=row.number("submit_s"),
@@ -327,7 +328,7 @@ def write_own(trace: Trace, path: Path) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
-Loader = Callable[[Path], Iterator[tuple[int, TraceJob]]]
+Loader = Callable[[Path], Iterator[tuple[Place, TraceJob]]]
 FORMATS: Mapping[str, Loader] = {
     OWN_FORMAT: own,
     "philly-week": philly_week,
@@ -355,7 +356,10 @@ def _recognise(path: Path) -> str:
     for name, own_columns in _COLUMNS.items():
         if own_columns <= columns:
             return name
-    raise TraceError(path, 1, "columns", head.strip()[:80], f"the head of one of {', '.join(FORMATS)}")
+    tables = ", ".join(name for name in FORMATS if name != OWN_FORMAT)
+    raise TraceError(
+        path, 1, "columns", head.strip()[:80], f"the head of one of {tables}, or {OWN_FORMAT}, which is JSON"
+    )
 
 
 def open_text(path: Path) -> Any:
@@ -380,12 +384,12 @@ def read_table(path: Path) -> Iterator[Row]:
             yield Row(path, reader.line_num, fields)
 
 
-def _unique(path: Path, jobs: list[tuple[int, TraceJob]]) -> list[TraceJob]:
+def _unique(path: Path, jobs: Sequence[tuple[Place, TraceJob]]) -> list[TraceJob]:
     """Count time from the first submission on; refuse an id that comes twice."""
-    seen: dict[str, int] = {}
+    seen: dict[str, Place] = {}
     for line, job in jobs:
         if job.job_id in seen:
-            raise TraceError(path, line, "job_id", job.job_id, f"an id that line {seen[job.job_id]} does not have")
+            raise TraceError(path, line, "job_id", job.job_id, f"an id that {named(seen[job.job_id])} does not have")
         seen[job.job_id] = line
     start = min(job.submit_s for _, job in jobs)
     return [_shifted(job, start) for _, job in jobs]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant._options import writable_folder
 from cotenant.scheduler.errors import CotenantError, NotAccepted
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ REPORT_JSON, REPORT_HTML, CLASSES_JSON = "report.json", "report.html", "classes.
 def characterise(
     *,
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="Folder or file of measured runs (docs/characterisation.md).")
+        Path,
+        typer.Argument(metavar="DATA", help="Folder or file of measured runs, or 'cpu' (docs/characterisation.md)."),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for report.html, report.json and classes.json.")],
     columns: Annotated[
@@ -43,13 +45,13 @@ def characterise(
     from cotenant.forecasting.characterisation.page import render  # noqa: PLC0415 - imports plotly
     from cotenant.forecasting.datasets.schema import DataError  # noqa: PLC0415 - imports pandas
 
+    writable_folder(out)
     try:
         inputs = read_inputs(data, _mapping(columns or ()), pairs, device_memory, mode)
         report = full_report(inputs, clusters, quick)
     except DataError as error:
         raise CotenantError(str(error)) from error
     try:
-        out.mkdir(parents=True, exist_ok=True)
         (out / REPORT_JSON).write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (out / REPORT_HTML).write_text(render(report), encoding="utf-8")
         if not isinstance(report["cold_start"], str):
@@ -61,7 +63,7 @@ def characterise(
         typer.echo(json.dumps(report["findings"], indent=2))
         return
     for finding in report["findings"]:
-        typer.echo(f"{finding['verdict']}: {finding['claim']} {finding['why']}")
+        typer.echo(f"{finding['verdict']}: {finding['claim']} ({finding['why'].rstrip('.')})")
     typer.echo(f"written: {out / REPORT_HTML}")
 
 
@@ -80,11 +82,15 @@ def read_inputs(
     """
     from cotenant.forecasting.characterisation.pipeline import Inputs  # noqa: PLC0415 - imports scikit-learn
     from cotenant.forecasting.datasets import alnair, runs  # noqa: PLC0415
-    from cotenant.forecasting.datasets.colocation import load_colocation  # noqa: PLC0415
+    from cotenant.forecasting.datasets.colocation import load_colocation, shipped  # noqa: PLC0415
 
     memory = None if device_memory_gib is None else device_memory_gib * GIB
     if not data.exists():
-        raise CotenantError(f"data: {data} does not exist")
+        if str(data) in shipped() and not columns:
+            return Inputs(*runs.own_runs(load_colocation(str(data)), mode))
+        raise CotenantError(
+            f"data: {data} does not exist; give a folder, a file, or a shipped name ({', '.join(shipped())})"
+        )
     if columns:
         found = None if pairs is None else runs.read_pairs(pairs)
         return Inputs(runs.read_runs(data, columns, memory), found)

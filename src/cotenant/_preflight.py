@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def working_directory(given: str | None) -> str:
 
 
 def check_command(command: Sequence[str], cwd: str) -> None:
-    """Refuse an empty command, a program given by path that cannot run, and a Python script that does not exist.
+    """Refuse an empty command, a program that cannot run, a script that is not there, and one without its ``python``.
 
     Raises:
         CotenantError: With what is wrong.
@@ -57,6 +58,8 @@ def check_command(command: Sequence[str], cwd: str) -> None:
     if "/" in command[0] and not os.access(program, os.X_OK):
         what = "may not be executed" if os.path.exists(program) else "does not exist"  # noqa: PTH110
         raise CotenantError(f"command: {shown(command[0])} {what} (looked in {cwd})")
+    if program.suffix == ".py" and "/" not in command[0] and program.is_file() and shutil.which(command[0]) is None:
+        raise CotenantError(f"command: {shown(command[0])} is a script, not a program; put 'python' before it")
     script = _script(command)
     if script is not None and not os.path.exists(Path(cwd, script)):  # noqa: PTH110
         raise CotenantError(f"command: the script {shown(script)} does not exist in {cwd}; give another path or --cwd")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant._options import writable_folder
 from cotenant.scheduler.errors import CotenantError, NotAccepted
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def simulate(
         if name not in policy_names():
             raise NotAccepted("policy", name, f"some of {', '.join(policy_names())}, with commas between")
     jobs = _trace(trace, form, limit)
+    writable_folder(out)
     scenario = Scenario(
         jobs,
         _cluster(gpus, gpus_per_host, gpu_memory),
@@ -161,10 +163,11 @@ def _with_pairs(scenario: Scenario, pairs: Path | None, true: str, known: str | 
 
 def _line(result: Result) -> str:
     summary: dict[str, Any] = result.summary()
+    missing = f"; {summary['unplaceable']:,} jobs need more than this cluster has" if summary["unplaceable"] else ""
     if not summary["ended"]:
-        return f"{result.policy}: no job ended"
+        return f"{result.policy}: no job ended{missing}"
     return (
         f"{result.policy}: mean completion {summary['jct_s']['mean']:,.0f} s (p99 {summary['jct_s']['p99']:,.0f} s), "
         f"queueing {summary['queue_s']['mean']:,.0f} s, run/duration {summary['slowdown']['mean']:.3f}, "
-        f"{100 * summary['saving']:.1f} % of GPU time saved, makespan {summary['makespan_s']:,.0f} s"
+        f"{100 * summary['saving']:.1f} % of GPU time saved, makespan {summary['makespan_s']:,.0f} s{missing}"
     )

@@ -59,7 +59,8 @@ class _Group(TyperGroup):
         except typer.TyperException as error:
             if message := error.format_message():  # empty when the help was printed instead
                 where = getattr(getattr(error, "ctx", None), "command_path", "cotenant")
-                _render.problem(f"{message.rstrip('.')}. See: {where} --help")
+                message = message if message.endswith("?") else f"{message.rstrip('.')}."
+                _render.problem(f"{message} See: {where} --help")
             code = FAILED
         except NotPlaceable as error:
             _render.problem(f"not placeable: {error}")
@@ -77,6 +78,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="cotenant: many jobs on one GPU of a Ray cluster, measured, forecast, packed and enforced.",
 )
 
@@ -321,6 +323,8 @@ def up(
     from cotenant.actors import cluster  # noqa: PLC0415 - imports Ray
     from cotenant.dashboards.server import Api  # noqa: PLC0415
 
+    if local and not as_json and sys.stderr.isatty():
+        _render.note("starting Ray and cotenant on this machine: half a minute, longer where others work")
     report = cluster.up(address, local, settings, Api)
     if as_json:
         _render.print_json(asdict(report))
@@ -417,6 +421,21 @@ def settings(changes: _accounts.Changed = None, address: Address = None, as_json
 def version() -> None:
     """Print the version."""
     typer.echo(f"cotenant {__version__}")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    pass
 
 
 app.command()(characterise)

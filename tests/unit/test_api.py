@@ -373,3 +373,12 @@ def test_suspend_resume_and_move(http: Http, client: FakeClient) -> None:
     problem(http.post("/api/v1/jobs/nobody/suspend"), 404, "job-not-found")
     problem(http.post("/api/v1/jobs/job-1/move", json={"to": "nowhere"}), 422, "not-accepted")
     problem(http.post("/api/v1/jobs/job-1/move", json={"where": "gpu-1"}), 422, "not-accepted")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "jobs"), ("POST", "plan"), ("PUT", "tuning"), ("PATCH", "tuning")]
+)
+def test_a_body_that_does_not_say_it_is_json_is_told_how_to(http: Http, method: str, path: str) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    body = problem(http.request(method, f"/api/v1/{path}", content=b"{}", headers=headers), 422, "not-accepted")
+    assert "Content-Type: application/json" in body["detail"]

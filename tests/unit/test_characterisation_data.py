@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from command_line import invoke
 
+from cotenant._characterise import read_inputs
 from cotenant.forecasting.characterisation.tables import MEMORY, UTIL
 from cotenant.forecasting.datasets import alnair, runs
 from cotenant.forecasting.datasets.schema import DataError
@@ -236,10 +237,28 @@ def test_little_data_gives_a_page_that_says_so(tmp_path: Path) -> None:
     assert "Not available" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("families", [1, 2])
+def test_few_runs_of_few_families_give_a_page(tmp_path: Path, families: int) -> None:
+    rows = [
+        {"family": f"f{n % families}", "batch": 8 * (n + 1), UTIL: 20.0 + n * n, "memory_max": 5.0 + n, "size": n % 3}
+        for n in range(3)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    code, _, err = invoke("characterise", str(tmp_path / "t.csv"), "--out", str(tmp_path / "out"), "--quick")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_the_shipped_measurements_are_found_by_their_name() -> None:
+    found = read_inputs(Path("cpu"))
+    assert len(found.runs.table) > 5
+    assert found.pairs is not None
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["nowhere", "--out", "o"], "data: nowhere does not exist"),
+        (["nowhere", "--out", "o"], "data: nowhere does not exist; give a folder, a file, or a shipped name (cpu)"),
         ([".", "--out", "o"], "there is no data set"),
         ([".", "--out", "o", "--columns", "batch"], "columns: 'batch' is not accepted; give OURS=THEIRS"),
     ],

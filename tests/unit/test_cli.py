@@ -122,6 +122,7 @@ BAD = [
     (["--", "python", "gone.py"], "the script 'gone.py' does not exist in "),
     (["--", "python3.11", "-u", "-W", "ignore", "gone.py"], "the script 'gone.py' does not exist"),
     (["--", "/usr/bin/python3", "-Xdev", "gone.py"], "does not exist"),
+    (["--", "train.py"], "command: 'train.py' is a script, not a program; put 'python' before it"),
     (["--", "./gone.sh"], "command: './gone.sh' does not exist"),
     (["--", "./train.py"], "command: './train.py' may not be executed"),
     (["--cwd", "nowhere", "--", "python", "train.py"], "nowhere' is not a directory"),

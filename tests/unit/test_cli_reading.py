@@ -89,3 +89,18 @@ def test_predictions_of_one_job_as_a_table_and_as_json(client: FakeClient) -> No
     assert (code, json.loads(text)[0]["horizon_s"]) == (0, 5)
     assert invoke("predictions", "job-nope")[0] == 1
     assert json.loads(invoke("predictions", "--json")[1])["evidence"] == 7
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("command", [[], ["submit"], ["models", "list"], ["tune", "demand"]])
+def test_help_has_its_short_form_everywhere(command: list[str], option: str) -> None:
+    code, out, _ = invoke(*command, option)
+    assert (code, "Usage: cotenant" in out) == (0, True)
+
+
+def test_the_version_is_an_option_too() -> None:
+    assert invoke("--version") == invoke("version")
+
+
+def test_a_question_in_an_error_ends_with_its_mark() -> None:
+    assert "Did you mean 'submit'? See: cotenant --help" in invoke("submt")[2]

@@ -255,11 +255,11 @@ TRACE = {"job_id": "a", "submit_s": 0.0, "gpus": 1, "duration_s": 60.0, "workloa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"duration_s": 0}, "line 2: duration_s: '0' is not accepted; give a number above 0"),
-        ({"submit_s": -1}, "line 2: submit_s: '-1' is not accepted; give a number of at least 0"),
-        ({"job_id": "a"}, "line 2: job_id: 'a' is not accepted; give an id that line 1 does not have"),
-        ({"job_id": ""}, "line 2: job_id: '' is not accepted; give a value"),
-        ({"gpus": 0}, "line 2: gpus: '0' is not accepted; give a number of at least 1"),
+        ({"duration_s": 0}, "jobs[1]: duration_s: '0' is not accepted; give a number above 0"),
+        ({"submit_s": -1}, "jobs[1]: submit_s: '-1' is not accepted; give a number of at least 0"),
+        ({"job_id": "a"}, "jobs[1]: job_id: 'a' is not accepted; give an id that jobs[0] does not have"),
+        ({"job_id": ""}, "jobs[1]: job_id: '' is not accepted; give a value"),
+        ({"gpus": 0}, "jobs[1]: gpus: '0' is not accepted; give a number of at least 1"),
         ({"wokload": "x"}, "jobs[1]: 'wokload' is not accepted; give only"),
     ],
     ids=["zero duration", "negative time", "duplicate id", "no id", "no GPU", "misspelt"],
@@ -272,6 +272,22 @@ def test_trace_rows_that_cannot_be_are_named(tmp_path: Path, changes: dict[str, 
     assert (code, out) == (1, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_table_of_no_known_form_is_told_which_tables_there_are_and_that_ours_is_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("job_id,submit_s,duration_s\na,0,10\n")
+    code, _, err = invoke("simulate", str(path), "--out", str(tmp_path / "out"))
+    assert (code, "the head of one of philly-week" in err, "cotenant-trace, which is JSON" in err) == (1, True, True)
+
+
+@pytest.mark.parametrize("command", ["simulate", "characterise"])
+def test_results_that_could_not_be_kept_are_not_computed(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"format": "cotenant-trace", "version": 1, "jobs": [TRACE]}))
+    code, out, err = invoke(command, str(path), "--out", str(path))
+    assert (code, out) == (1, "")
+    assert f"out: {path} cannot be written" in err
 
 
 def test_a_trace_row_without_a_model_is_named_where_the_form_needs_one(tmp_path: Path) -> None:
@@ -291,3 +307,5 @@ def test_trace_jobs_larger_than_the_cluster_are_left_out_and_the_rest_ends(tmp_p
     code, text, _ = invoke("simulate", str(path), "--gpus", "2", "--policy", policy, "--out", str(out), "--json")
     (summary,) = json.loads(text)
     assert (code, summary["jobs"], summary["ended"], summary["unplaceable"]) == (0, 3, 1, 2)
+    _, text, _ = invoke("simulate", str(path), "--gpus", "2", "--policy", policy, "--out", str(out))
+    assert "; 2 jobs need more than this cluster has\n" in text

@@ -119,7 +119,7 @@ def test_bad_rows_are_named(write: Callable[..., Path], column: str, value: str,
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (("a,b,c", "1,2,3"), "columns: 'a,b,c' is not accepted; give the head of one of cotenant-trace"),
+        (("a,b,c", "1,2,3"), "columns: 'a,b,c' is not accepted; give the head of one of philly-week, philly-sia"),
         ((WEEK,), "rows: 0 is not accepted; give at least one job"),
         ((WEEK, "1,u,1"), "line 2: columns: 'too many or too few' is not accepted; give 12 as in the head"),
         ((OPENB, "b,1,1,1,460,V100,LS,Running,25,5,5"), "line 2: deletion_time: '5' is not accepted"),

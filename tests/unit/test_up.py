@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
 from fake_client import FakeClient
+from ray.exceptions import RayActorError
 
 from cotenant.actors import cluster
 from cotenant.configs.settings import DeviceSettings, Settings
@@ -53,3 +55,38 @@ def test_a_driver_that_does_not_work_is_told_before_ray_is_started(monkeypatch: 
     monkeypatch.setattr(cluster, "start_nvml", fail)
     with pytest.raises(CotenantError, match="the driver was updated"):
         cluster._gpu_count(Settings())
+
+
+def test_a_process_leaves_the_ray_it_has_started_before_it_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends a process that is still connected when the head is gone, before it could print its error."""
+    done: list[str] = []
+
+    def fail(*_: object) -> None:
+        raise CotenantError("the port is taken")
+
+    monkeypatch.setattr(cluster.ClusterRecord, "load", lambda: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster, "_start_ray", lambda _: (4711, "127.0.0.1:1"))
+    monkeypatch.setattr(cluster, "_join", lambda _: None)
+    monkeypatch.setattr(cluster, "_finish", fail)
+    monkeypatch.setattr(ray, "shutdown", lambda: done.append("left"))
+    monkeypatch.setattr(cluster, "_end_ray", lambda pid: done.append(f"ended {pid}"))
+    with pytest.raises(CotenantError, match="the port is taken"):
+        cluster.up(None, True, Settings(), None)
+    assert done == ["left", "ended 4711"]
+
+
+def test_an_actor_that_does_not_start_is_one_line_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(_: object) -> None:
+        raise RayActorError(error_msg='The actor died, Api.__init__():\n  File "x"\nOSError: 127.0.0.1:8266 is taken')
+
+    actor: Any = SimpleNamespace(ping=SimpleNamespace(remote=lambda: None))
+    kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+    monkeypatch.setattr(cluster, "head_node_id", lambda: "0" * 56)
+    monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
+    monkeypatch.setattr(ray, "remote", lambda _: kind)
+    monkeypatch.setattr(ray, "get", fail)
+    with pytest.raises(CotenantError, match=r"^\S+ did not start: OSError: 127.0.0.1:8266 is taken$"):
+        cluster.start_actors(Settings(), None)
