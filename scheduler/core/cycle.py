@@ -94,8 +94,9 @@ def _give_up(turn: Turn, ask: Ask) -> None:
     if refusal is None:
         return
     what = "the quota does not allow it" if ask.over_quota else "no device of this cluster could ever take it"
-    reason = f"{what}: {explain(refusal.errors)}"
-    examples = tuple({error.kind: error for error in reversed(refusal.errors)}.values())
+    lasting = tuple(error for error in refusal.errors if error.never) or refusal.errors  # not what is short just now
+    reason = f"{what}: {explain(lasting)}"
+    examples = tuple({error.kind: error for error in reversed(lasting)}.values())
     for job in state.in_order(ask.jobs):
         if _could_never_run(job):
             ended = advance(job, JobState.FAILED, turn.now, reason)

@@ -138,6 +138,18 @@ def test_jobs_larger_than_the_cluster_end_at_once_and_say_why(hints: dict[str, A
     assert driver.job("b").lease is not None
 
 
+@pytest.mark.parametrize("hints", [{"gpus": 3}, {"gpus": 3, "gpu_memory": 8 * GIB}, {"gpu_memory": 17 * GIB}])
+def test_what_is_short_just_now_is_no_reason_why_a_job_could_never_run(hints: dict[str, Any]) -> None:
+    """On a busy cluster the reason is the same as on an idle one."""
+    busy, idle = Driver(host(gpus=2, memory=16 * GIB)), Driver(host(gpus=2, memory=16 * GIB))
+    busy.submit(spec("first", gpus=2, gpu_memory=12 * GIB, compute=0.9))
+    assert busy.job("first").lease is not None
+    for driver in (busy, idle):
+        driver.submit(spec("a", gang="cluster", **hints))
+        assert driver.job("a").not_placeable
+    assert busy.job("a").reason == idle.job("a").reason
+
+
 def test_a_doomed_job_backs_off_while_others_start() -> None:
     driver = Driver(host())
     driver.submit(spec("doomed", isolation="hard", priority="high"))
