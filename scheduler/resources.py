@@ -88,7 +88,8 @@ def resources_view(state: State, job: Job) -> ResourcesView:
 def _view(state: State, job: Job, resource: Resource) -> ResourceView:
     found = room(state, job, resource)
     if found is None:
-        note = f"the job holds no lease: it is {job.state}"
+        what = "no lease" if job.lease is None else "a GPU that is gone"
+        note = f"the job holds {what}: it is {job.state}"
         return ResourceView(share=None, available=None, guaranteed=None, used=None, limit=None, note=note)
     return ResourceView(
         share=found.share,

@@ -49,9 +49,11 @@ class Room:
 
 
 def room(state: State, job: Job, resource: Resource) -> Room | None:
-    """Return what a job has and could have; None of power, and while it holds no lease."""
+    """Return what a job has and could have; None of power, and while it has no lease, or one of a GPU that is gone."""
     if job.lease is None or resource == "power":
         return None
+    if any(share.gpu_id not in state.gpus for share in job.lease.shares):
+        return None  # it is being stopped
     rooms = [room_on(state, job, share, resource) for share in job.lease.shares]
     tightest = min(rooms, key=lambda found: found.most - found.share)
     least = min(found.share for found in rooms)

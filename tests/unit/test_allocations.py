@@ -13,7 +13,7 @@ from scheduling import GIB, Driver, half, host, measurement, profile, report, se
 from cotenant.configs.settings import AccountSettings, SchedulingSettings
 from cotenant.scheduler.core.allocations import KEPT_ANSWERS
 from cotenant.scheduler.core.commands import ResizeShares
-from cotenant.scheduler.core.events import JobExited, JobStarted, ResourcesAsked, StopRequested
+from cotenant.scheduler.core.events import HostJoined, JobExited, JobStarted, ResourcesAsked, StopRequested
 from cotenant.scheduler.core.model import Bounds, Job, JobState, ResourceAnswer, Wish
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.errors import HintError, NotAccepted, NotPermitted
@@ -173,6 +173,22 @@ def test_refusals_name_their_reason(two, asked, more, reason):
 def test_a_job_that_is_being_stopped_gets_nothing(two):
     two.do(StopRequested("a", "enough"))
     assert two.ask("a", "request", "memory", 1).reason == "the job is being stopped"
+
+
+def test_a_job_whose_gpu_is_gone_gets_nothing():
+    """As a MIG instance that is destroyed: it is being stopped, and its last questions are answered."""
+    driver = Driver(host(gpus=2))
+    driver.run(spec("job", gpu_memory=2 * GIB, compute=0.4, isolation="hard"), half("other"))
+    (share,) = driver.job("job").lease.shares
+    left = host(gpus=2)
+    driver.do(HostJoined(replace(left, gpus=tuple(gpu for gpu in left.gpus if gpu.gpu_id != share.gpu_id))))
+    assert driver.state("job") == "STOPPING"
+    for number, action in enumerate(("request", "release", "limit")):
+        driver.do(ResourcesAsked("job", 1, f"r{number}", action, "memory", 1.0 * GIB))
+        answer = answer_view(driver.core.state, driver.job("job"), f"r{number}")
+        assert (answer.status, answer.reason) == ("refused", "the job is being stopped")
+    seen = resources_view(driver.core.state, driver.job("job"))
+    assert (seen.memory.share, seen.memory.note) == (None, "the job holds a GPU that is gone: it is STOPPING")
 
 
 def test_slots_of_fixed_size_do_not_change():

@@ -15,7 +15,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from scheduling import GIB, half, host, measurement, profile, report, settings, spec
 
-from cotenant.configs.settings import LeaseSettings, PlacementSettings, RebalanceSettings, ResizeSettings, Settings
+from cotenant.configs.settings import (
+    AccountSettings,
+    LeaseSettings,
+    PlacementSettings,
+    RebalanceSettings,
+    ResizeSettings,
+    SchedulingSettings,
+    Settings,
+)
+from cotenant.forecasting.types import Quantiles
 from cotenant.placement.types import Share
 from cotenant.scheduler.core import queries, whatif
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
@@ -27,11 +36,13 @@ from cotenant.scheduler.core.events import (
     HostLost,
     HostUnreachable,
     JobExited,
+    JobHeldBack,
     JobStarted,
     JobSubmitted,
     LeaseReturned,
     MemoryOverrun,
     MoveRequested,
+    ResourcesAsked,
     ResumeRequested,
     SettingsChanged,
     StartFailed,
@@ -40,9 +51,10 @@ from cotenant.scheduler.core.events import (
     Tick,
 )
 from cotenant.scheduler.core.invariants import check
-from cotenant.scheduler.core.model import Host
+from cotenant.scheduler.core.model import Host, JobState
 from cotenant.scheduler.core.reconcile import InventoryItem, Phase, reconcile
 from cotenant.scheduler.core.state import State
+from cotenant.scheduler.resources import resources_view
 
 HOSTS = ("h1", "h2", "h3")
 CPUS = {"h1": 6.0, "h2": 4.0, "h3": None}  # processors
@@ -114,6 +126,7 @@ class Cluster(RuleBasedStateMachine):
         self.log: list[tuple[float, list[Event]]] = []
         self.agents: dict[str, Agent] = {}
         self.submitted = 0
+        self.asked = 0
         self.nothing_lost = True
         self.ended: dict[str, str] = {}
 
@@ -150,6 +163,11 @@ class Cluster(RuleBasedStateMachine):
         for agent in self.agents.values():
             for job_id, part in agent.parts.items():
                 assert running.setdefault(job_id, part.epoch) == part.epoch, f"{job_id} runs twice"
+                job = state.jobs[job_id]
+                told = part.phase == "stopping" and job.lease is not None and job.epoch == part.epoch
+                assert not told or job.state is JobState.STOPPING, (
+                    f"{job_id} is being stopped, and said to be {job.state}"
+                )
         if self.nothing_lost:
             self.check_enforced()
 
@@ -187,7 +205,7 @@ class Cluster(RuleBasedStateMachine):
                 "restart": st.sampled_from(["never", "on_node_loss", "on_failure"]),
                 "deadline_s": st.sampled_from([None, 1100.0]),
                 "checkpoint": st.sampled_from(["none", "own", "own"]),
-                "expected_duration_s": st.sampled_from([None, 5000.0]),
+                "expected_duration_s": st.sampled_from([None, 20.0, 5000.0]),
                 "cpus": st.sampled_from([None, None, 1.0, 2.5, 7.0]),
             }
         ),
@@ -198,7 +216,7 @@ class Cluster(RuleBasedStateMachine):
         for _ in range(count):
             self.submitted += 1
             known = f"fp-{self.submitted % 3}"
-            described = spec(f"j{self.submitted}", **wanted, **hints)
+            described = spec(f"j{self.submitted}", **wanted, **hints, max_slowdown=4.0)
             batch.append(JobSubmitted(replace(described, kind=kind, fingerprint=known)))
         self.happen(*batch)
 
@@ -231,10 +249,14 @@ class Cluster(RuleBasedStateMachine):
         policy=st.sampled_from(["cotenant", "cotenant", "exclusive", "static"]),
         bias=st.sampled_from([0.0, 0.5, 1.0]),
         resize=st.booleans(),
+        most_gpus=st.sampled_from([None, None, 1.5]),
+        factor=st.sampled_from([1.0, 1.5]),
     )
-    def change_settings(self, policy: str, bias: float, resize: bool) -> None:
+    def change_settings(self, policy: str, bias: float, resize: bool, most_gpus: float | None, factor: float) -> None:
         packing = PlacementSettings.model_validate({"policy": policy, "packing_bias": bias})
-        self.happen(SettingsChanged(packing, ResizeSettings(enabled=resize)))
+        ordering = SchedulingSettings(other_tenants=AccountSettings(most_gpus=most_gpus))
+        moving = RebalanceSettings(move_cost_s=5.0, priority_factor=factor)
+        self.happen(SettingsChanged(packing, ResizeSettings(enabled=resize), ordering, moving))
 
     @rule()
     def look(self) -> None:
@@ -245,17 +267,20 @@ class Cluster(RuleBasedStateMachine):
         queries.hosts(self.core.state)
         for job_id in self.core.state.jobs:
             queries.explain(self.core.state, job_id, self.now)
+            resources_view(self.core.state, self.core.state.jobs[job_id])
         assert self.core.state.to_json() == before
 
     # -- what hosts do ----------------------------------------------------------------------------------------------
 
     @rule(host_id=st.sampled_from(HOSTS), gpus=st.integers(1, 3), memory=st.sampled_from([8, 8, 8, 8, 8, 2]))
     def join(self, host_id: str, gpus: int, memory: int) -> None:
-        agent = self.agents.get(host_id)
+        agent, found = self.agents.get(host_id), host(host_id, gpus, memory * GIB, CPUS[host_id])
+        if host_id == "h3":  # of another type
+            found = replace(found, gpus=tuple(replace(gpu, gpu_type="cpu-2") for gpu in found.gpus))
         if agent is None:
-            agent = self.agents[host_id] = Agent(host(host_id, gpus, memory * GIB, CPUS[host_id]))
-        elif agent.host != host(host_id, gpus, memory * GIB, CPUS[host_id]):
-            agent.host = host(host_id, gpus, memory * GIB, CPUS[host_id])
+            agent = self.agents[host_id] = Agent(found)
+        elif agent.host != found:
+            agent.host = found
             self.nothing_lost = False  # a GPU that shrank is over-full for a while
         agent.reachable = True
         self.happen(HostJoined(agent.host))
@@ -318,8 +343,13 @@ class Cluster(RuleBasedStateMachine):
         agent.end(job_id, exited)
 
     @precondition(lambda self: any(agent.reachable and agent.parts for agent in self.agents.values()))
-    @rule(data=st.data(), util=st.sampled_from([0.05, 0.3, 0.6, 0.95]), held_back=st.sampled_from([0.0, 0.4]))
-    def jobs_are_measured(self, data: st.DataObject, util: float, held_back: float) -> None:
+    @rule(
+        data=st.data(),
+        util=st.sampled_from([0.05, 0.3, 0.6, 0.95]),
+        held_back=st.sampled_from([0.0, 0.4]),
+        expected=st.lists(st.sampled_from([1, 1, 2, 4, 6, 9]), min_size=1, max_size=3),
+    )
+    def jobs_are_measured(self, data: st.DataObject, util: float, held_back: float, expected: list[int]) -> None:
         found = [agent for agent in self.agents.values() if agent.reachable and agent.parts]
         agent = data.draw(st.sampled_from(found))
         known = profile(util=util, memory=GIB)
@@ -328,7 +358,40 @@ class Cluster(RuleBasedStateMachine):
             for job_id, part in agent.parts.items()
             for share in part.shares
         ]
-        self.happen(report(agent.host.host_id, *windows))
+        levels = [Quantiles(*[float(each * GIB)] * 5) for each in expected]
+        seen = [
+            replace(each, forecast=replace(each.forecast, memory=dict.fromkeys((1, 60), levels[row % len(levels)])))
+            for row, each in enumerate(windows)
+        ]
+        self.happen(report(agent.host.host_id, *seen))
+
+    @precondition(lambda self: self.parts("running"))
+    @rule(data=st.data(), fraction=st.sampled_from([0.0, 0.5, 1.0]))
+    def a_job_is_held_back(self, data: st.DataObject, fraction: float) -> None:
+        agent, job_id, part = data.draw(st.sampled_from(self.parts("running")))
+        agent.outbox.append(JobHeldBack(job_id, part.epoch, agent.host.host_id, fraction))
+
+    @precondition(lambda self: self.parts("starting", "running", "stopping"))
+    @rule(
+        data=st.data(),
+        action=st.sampled_from(["request", "release", "limit"]),
+        asked=st.sampled_from(
+            [
+                ("memory", 1.0),
+                ("memory", 2.0 * GIB),
+                ("memory", 2.0**60),
+                ("compute", 0.02),
+                ("compute", 1.0),
+                ("power", 1.0),
+            ]
+        ),
+    )
+    def a_job_asks(self, data: st.DataObject, action: Any, asked: tuple[Any, float]) -> None:
+        _, job_id, part = data.draw(st.sampled_from(self.parts("starting", "running", "stopping")))
+        resource, amount = asked
+        self.asked += 1
+        least = None if action == "limit" and self.asked % 2 else amount
+        self.happen(ResourcesAsked(job_id, part.epoch, f"r{self.asked}", action, resource, least))
 
     @precondition(lambda self: self.parts("running"))
     @rule(data=st.data(), used=st.sampled_from([2, 4, 7, 20]))
