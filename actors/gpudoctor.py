@@ -242,7 +242,7 @@ def _checkpoints() -> Check:
     return verdict(
         "GPU checkpoints",
         not missing,
-        missing or "the driver's calls are there; not for jobs under MPS or on MIG",
+        missing or "cuda-core is installed, which makes the driver's calls; not for jobs under MPS or on MIG",
         "processes that are held still keep their device memory; suspending and moving do without, by stopping the job",
         "pip install 'cuda-core>=1.0' and a driver of CUDA 12.8 or later",
     )

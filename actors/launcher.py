@@ -283,7 +283,8 @@ class Launcher:
         """
         with self._lock:
             if (now := self._clock.now()) - self._swept_at >= SWEEP_PERIOD_S:
-                self.sweep(now)
+                self._swept_at = now
+                self.sweep(min(now, time.time()))  # a clock that was wrong before makes nothing look old
             return [exited for job in self._jobs.values() if (exited := self._check(job)) is not None]
 
     def _check(self, job: JobRecord) -> Exited | None:
@@ -309,17 +310,18 @@ class Launcher:
         """See to what the jobs run under, and end those that cannot go on. To be called every second or so."""
         with self._lock:
             running = [job for job in self._jobs.values() if self._check(job) is None and not job.damage]
-        try:
+        if time.monotonic() >= self._valid_until():  # first: what is below may take long
+            for job in (job for job in running if job.launched.kind == "lease"):  # others' supervisors see to that
+                self._let_down(job, "lease expired: the host agent did not renew it in time")
+        with suppress(OSError, ValueError, KeyError):  # a job has ended meanwhile, or its record is damaged
             self._backend.tend([job.launched.job_dir for job in running])
-        except (OSError, ValueError, KeyError):
-            return  # a job has ended meanwhile, or its record is damaged; once more in a second
         for job in running:
-            why = self._lost(job)
-            if job.launched.kind == "lease" and time.monotonic() >= self._valid_until():  # others' supervisors do that
-                why = "lease expired: the host agent did not renew it in time"
-            with suppress(OSError):  # when the disk is full it has been signalled all the same
-                if why:
-                    self.stop(*job.key, 0.0, why, lost=True)
+            self._let_down(job, self._lost(job))
+
+    def _let_down(self, job: JobRecord, why: str) -> None:
+        with suppress(OSError):  # when the disk is full it has been signalled all the same
+            if why:
+                self.stop(*job.key, 0.0, why, lost=True)
 
     def close(self) -> None:
         """Give back what the host lent. No job must be left."""
@@ -471,7 +473,6 @@ class Launcher:
     def sweep(self, now: float) -> None:
         """Delete the output of jobs released longer than ``keep_output_s`` before ``now`` (Unix seconds)."""
         with self._lock:
-            self._swept_at = now
             jobfiles.delete_older(self._dir, now - self._keep_output_s)
             self._checkpoints.sweep(now, {job_id for job_id, _ in self._jobs})
 

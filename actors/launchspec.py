@@ -16,7 +16,8 @@ from cotenant.placement.types import Share
 
 SITE_DIR = str(Path(__file__).absolute().parent / "shim" / "site")
 JOB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
-_OWN_VARIABLES = frozenset(
+# Not taken over from whoever submits: it may be a job itself, with caps of its own.
+_OWN_VARIABLES = frozenset(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")) | frozenset(
     "COTENANT_" + name
     for name in (
         "JOB_ID",

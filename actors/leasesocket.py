@@ -107,7 +107,9 @@ def _question(link: socket.socket) -> bytes:
     """
     deadline, line = time.monotonic() + ASK_S, b""
     while not line.endswith(b"\n") and len(line) < MOST_BYTES:
-        link.settimeout(max(0.01, deadline - time.monotonic()))
+        if (left_s := deadline - time.monotonic()) <= 0.0:
+            raise TimeoutError("the question did not come in time")
+        link.settimeout(left_s)
         if not (more := link.recv(MOST_BYTES)):
             break
         line += more

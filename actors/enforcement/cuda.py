@@ -147,7 +147,11 @@ class MpsEnforcement(TimeSliceEnforcement):
 
     def tend(self, job_dirs: Sequence[Path]) -> None:
         """See ``EnforcementBackend.tend``: looks at the daemon of every GPU that has jobs."""
-        for gpu_id in {_read(job_dir)["gpu_id"] for job_dir in job_dirs}:
+        gpu_ids: set[str] = set()
+        for job_dir in job_dirs:
+            with contextlib.suppress(OSError, ValueError, KeyError):  # it has ended, or its record is damaged
+                gpu_ids.add(_read(job_dir)["gpu_id"])
+        for gpu_id in gpu_ids:
             self._service(gpu_id).look()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,8 @@ class HostEnforcement(ShareFile):
                 self._records.pop(known, None)
         by_method: dict[Method, list[Path]] = {}
         for job_dir in job_dirs:
-            by_method.setdefault(self._method(job_dir), []).append(job_dir)
+            with suppress(OSError, ValueError, KeyError):  # it has ended, or its record is damaged
+                by_method.setdefault(self._method(job_dir), []).append(job_dir)
         for method, way in self._ways.items():
             way.tend(by_method.get(method, []))
 

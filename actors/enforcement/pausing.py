@@ -139,7 +139,11 @@ class CheckpointPause:
                 raise PauseError(f"{error}; the processes could not be brought back: {second}") from error
             raise
         # Last: the driver works through a thread of the process itself, which a signal would stop.
-        self._signals.pause(root_pid)
+        try:
+            self._signals.pause(root_pid)
+        except PauseError:
+            self.resume(root_pid, device_pids)
+            raise
 
     def resume(self, root_pid: int, device_pids: Sequence[int], gpu_mapping: Mapping[str, str] | None = None) -> None:
         """See ``Pause.resume``."""

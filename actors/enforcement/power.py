@@ -89,9 +89,10 @@ class PowerLimit:
                 f"give {least / 1000:g} to {most / 1000:g}"
             )
             return
-        before = runner.read_json(str(self._record)) or {}
+        now = library.call("nvmlDeviceGetPowerManagementLimit", handle)
+        before = runner.read_json(str(self._record)) or {}  # last: a call that hung must not forget what came meanwhile
         if gpu_id not in before:
-            before[gpu_id] = library.call("nvmlDeviceGetPowerManagementLimit", handle)
+            before[gpu_id] = now
             runner.write_json(str(self._record), before)
         _set(library, gpu_id, milliwatts)
 

@@ -82,6 +82,10 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int, *, foreseen
         shares = other.lease.shares if other.lease else ()
         return sum(share.memory_bytes for share in shares if share.gpu_id == gpu_id)
 
+    def reaches(other: Job) -> bool:
+        """Whether it finds its checkpoint again: of a job on several hosts no single one has it."""
+        return state.settings.checkpoints.directory is not None or len(other.hosts) == 1
+
     def rested(other: Job) -> bool:
         return other.lease is not None and turn.now - other.lease.granted_at >= REST * rules.move_cost_s
 
@@ -89,13 +93,14 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int, *, foreseen
     coming = sum(size(other) for other in neighbours if _leaves_for(other, job))
     if coming >= short_bytes:
         return True  # they are on their way
-    if not rules.enabled:
-        return False
+    elsewhere = foreseen is not None and any(other.state is JobState.STOPPING for other in neighbours)
+    if not rules.enabled or elsewhere:
+        return False  # what one that leaves for another reason has is not known to be too little
     most = value(job) * (1.0 if job.saves else rules.priority_factor)
     able = sorted(
         (value(other), -other.seq, other)
         for other in neighbours
-        if other.saves and other.state is JobState.RUNNING and (foreseen is None or rested(other))
+        if other.saves and other.state is JobState.RUNNING and reaches(other) and (foreseen is None or rested(other))
     )
     leaving: list[Job] = []
     for worth, _, other in able:

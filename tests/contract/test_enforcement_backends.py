@@ -9,16 +9,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_mps import FakeMps
 from fake_torch import FakeTorch
 from support import wait_until
 
+from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import EnforcementBackend, JobReport, StaleCommand
 from cotenant.actors.enforcement.cpu import EVERYTHING_HELD, NO_STEP, NOTHING_SEEN, CpuEnforcement
-from cotenant.actors.enforcement.cuda import MigEnforcement, MpsEnforcement, TimeSliceEnforcement
+from cotenant.actors.enforcement.cuda import MPS_RECORD, MigEnforcement, MpsEnforcement, TimeSliceEnforcement
 from cotenant.actors.enforcement.host import HostEnforcement
 from cotenant.actors.enforcement.mps import MpsService
 from cotenant.actors.launchspec import job_variables
@@ -331,3 +334,13 @@ def test_memory_of_a_gpu_shrinks_only_to_what_is_free_to_take(stepping):
     wait_until(lambda: "torch holds more than the memory share" in job.guaranteed, 5, "and it is said")
     job.apply(0.5, memory_bytes=900, revision=2)
     wait_until(lambda: torch.done[-1] == ["fraction", 0.9, 0], 10, "it grows at once")
+
+
+def test_a_damaged_record_keeps_nobody_from_looking_at_the_daemons_of_others(tmp_path):
+    looked: list[str] = []
+    service: Any = SimpleNamespace(look=lambda: looked.append("GPU-a"))
+    for name in ("damaged", "whole"):
+        (tmp_path / name).mkdir()
+    runner.write_json(str(tmp_path / "whole" / MPS_RECORD), {"gpu_id": "GPU-a"})
+    MpsEnforcement(lambda _: service).tend([tmp_path / "damaged", tmp_path / "whole"])
+    assert looked == ["GPU-a"]

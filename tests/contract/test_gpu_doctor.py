@@ -26,7 +26,7 @@ HEALTHY = {
     "GPM counters": "read",
     "MIG": "off; GPUs are shared as a whole",
     "MPS": "nvidia-cuda-mps-control",
-    "GPU checkpoints": "the driver's calls are there; not for jobs under MPS or on MIG",
+    "GPU checkpoints": "cuda-core is installed, which makes the driver's calls; not for jobs under MPS or on MIG",
 }
 
 

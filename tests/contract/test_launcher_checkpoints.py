@@ -9,6 +9,7 @@ import time
 import pytest
 from launching import ENV, GPU, SHARE
 
+from cotenant.actors import launcher
 from cotenant.actors.checkpoints import Checkpoints
 from cotenant.actors.launcher import Launcher, LaunchError
 
@@ -70,6 +71,20 @@ def test_a_clock_that_jumps_costs_nobody_checkpoint_or_output(host, monkeypatch)
     monkeypatch.setattr(time, "time", lambda: real() + 8 * 86400.0)
     host.launcher.poll()
     assert mine.is_dir()
+    assert host.output() == "done\n"
+
+
+def test_a_clock_that_was_ahead_and_is_put_right_costs_nobody_checkpoint_or_output(host, monkeypatch):
+    real = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: real() + 30 * 86400.0)
+        host.restart()
+    monkeypatch.setattr(launcher, "SWEEP_PERIOD_S", 0.0)
+    host.python("print('done')", saves=True)
+    host.exited()
+    host.launcher.release("job", 1)
+    host.launcher.poll()
+    assert (host.path / "checkpoints" / "job").is_dir()
     assert host.output() == "done\n"
 
 

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import ENV, Host
+from launching import ENV, GPU, OTHER, Host
 from support import wait_until
 
 from cotenant.actors import jobrecords, runner
+from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.jobrecords import Exited
+from cotenant.actors.launcher import Launcher
 
 WORKER = """
 import os, pathlib, time
@@ -146,3 +148,22 @@ def test_a_process_that_comes_while_its_lease_is_asked_to_end_has_its_gpu(host):
     code = "import os; print([os.environ['CUDA_VISIBLE_DEVICES']])"
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert (ended.stdout.strip(), ended.stderr) == ("['0']", "")
+
+
+def test_leases_expire_whatever_becomes_of_what_their_jobs_run_under(host, monkeypatch):
+    class Broken(CpuEnforcement):
+        def tend(self, job_dirs) -> None:
+            raise ValueError("its record is damaged")
+
+    host.launcher = Launcher(host.path, (GPU, OTHER), Broken())
+    host.launch(kind="lease", command=())
+    host.launcher.renew(time.monotonic() - 1.0)
+    host.launcher.tend()
+    assert host.exited().reason.startswith("lease expired")
+
+
+def test_the_caps_of_a_job_are_not_those_of_the_jobs_it_submits(host):
+    caps = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=600M"}
+    host.python("import os; print([name for name in os.environ if name.startswith('CUDA_MPS')])", env={**ENV, **caps})
+    host.exited()
+    assert host.output() == "[]\n"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from nvml_standin import Standin
 
-from cotenant.actors.enforcement.power import RECORD
+from cotenant.actors import runner
+from cotenant.actors.enforcement.power import RECORD, PowerLimit
 
 GPUS = [
     f"gpu {index} uuid=GPU-{name} limit=700000 limit_min=200000 limit_max=700000" for index, name in enumerate("ab")
@@ -104,3 +105,19 @@ def test_without_a_driver_it_is_said(standin, tmp_path):
     standin.set("fault nvmlInit 9")
     (note,) = standin.python(code)
     assert note == "power is not limited: the NVIDIA kernel module is not loaded"
+
+
+def test_a_call_that_comes_back_late_forgets_no_other_gpu(tmp_path):
+    class Slow:
+        def call(self, name: str, *_: object) -> object:
+            match name:
+                case "nvmlDeviceGetPowerManagementLimitConstraints":
+                    return 200_000, 700_000
+                case "nvmlDeviceGetPowerManagementLimit":
+                    runner.write_json(str(tmp_path / RECORD), {"GPU-b": 650_000})  # the other one, meanwhile
+                    return 700_000
+            return None
+
+    library: Any = Slow()
+    PowerLimit(tmp_path, [], None)._limit(library, "GPU-a", 350_000)
+    assert runner.read_json(str(tmp_path / RECORD)) == {"GPU-a": 700_000, "GPU-b": 650_000}

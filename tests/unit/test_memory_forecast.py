@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scheduling import GIB, Driver, gone, host, measurement, profile, report, settings, sharer, spec
 
-from cotenant.configs.settings import RebalanceSettings, ResizeSettings, Settings
+from cotenant.configs.settings import CheckpointSettings, RebalanceSettings, ResizeSettings, Settings
 from cotenant.forecasting.types import Quantiles
 from cotenant.scheduler.core.events import (
     HostJoined,
@@ -184,3 +184,29 @@ def test_one_that_has_outgrown_its_host_starts_over_elsewhere() -> None:
     driver.do(MemoryOverrun("job", driver.job("job").epoch, "h1", 9 * GIB))
     driver.do(exit_of(driver, -15, stopped=True))
     assert (driver.state("job"), driver.job("job").hosts) == ("STARTING", ("h2",))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_one_on_several_hosts_is_asked_only_where_it_finds_its_checkpoint_again(shared: bool) -> None:
+    kept = CheckpointSettings(directory="/everywhere" if shared else None)
+    driver = Driver(host("h1"), host("h2"), configured=settings().model_copy(update={"checkpoints": kept}))
+    driver.run(spec("big", gpu_memory=4 * GIB, compute=0.4))
+    driver.run(sharer("wide", gpus=2, gang="cluster", compute=0.4))
+    driver.do(Tick(), after_s=REST_S)
+    assert set(driver.job("wide").hosts) == {"h1", "h2"}
+    expect(driver, 6)
+    assert {stop.job_id for stop in driver.stops()} == ({"wide"} if shared else set())
+
+
+def test_what_one_leaves_for_another_reason_is_waited_for() -> None:
+    driver = Driver(host())
+    driver.run(spec("big", gpu_memory=4 * GIB, compute=0.3))
+    driver.run(sharer("small", gpu_memory=2 * GIB, compute=0.2), sharer("other", gpu_memory=2 * GIB, compute=0.2))
+    driver.do(Tick(), after_s=REST_S)
+    driver.do(SuspendRequested("other", "by hand"))
+    expect(driver, 6)
+    assert driver.stops() == []
+    driver.do(gone(driver, "other"))
+    (share,) = driver.job("big").lease.shares  # type: ignore[union-attr]
+    assert share.memory_bytes > 4 * GIB
+    assert driver.state("small") == "RUNNING"

@@ -175,3 +175,14 @@ def test_what_is_missing_is_said(tmp_path, monkeypatch):
     (tmp_path / "cuda" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "cuda-core is not installed here" in CheckpointPause().missing()
+
+
+def test_a_checkpoint_is_taken_back_when_what_comes_after_it_fails(driver, tree, monkeypatch):
+    def fails(self, root_pid: int, device_pids: tuple[int, ...] = ()) -> None:
+        raise PauseError("it does not stand still")
+
+    one = runner.descendants(tree.pid)[0].pid
+    monkeypatch.setattr(SignalPause, "pause", fails)
+    with pytest.raises(PauseError, match="does not stand still"):
+        CheckpointPause().pause(tree.pid, [one])
+    assert driver.calls[-1] == f"unlock {one}"

@@ -138,6 +138,22 @@ def test_nobody_waits_for_those_who_do_not_get_their_questions_out(agent, monkey
         assert cotenant.request_resource_allocation("memory", 7).status == "granted"
 
 
+def test_a_question_that_drips_in_does_not_take_longer_than_it_may(monkeypatch):
+    monkeypatch.setattr(leasesocket, "ASK_S", 0.3)
+    mine, theirs = socket.socketpair()
+    with mine, theirs, pytest.raises(TimeoutError), contextlib.ExitStack() as drip:
+        enough = threading.Event()
+        drip.callback(enough.set)
+
+        def send() -> None:
+            while not enough.wait(0.001):
+                with contextlib.suppress(OSError):
+                    theirs.send(b"x")
+
+        threading.Thread(target=send, daemon=True).start()
+        leasesocket._question(mine)
+
+
 def test_however_many_connect_the_agent_is_there_for_others_in_the_end(agent, monkeypatch):
     monkeypatch.setattr(leasesocket, "ASK_S", 0.2)
     monkeypatch.setattr(resources, "PATIENCE_S", 60.0)
