@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cotenant.configs.settings import RebalanceSettings, Settings
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Flags, Integers, Part
@@ -25,6 +26,16 @@ from cotenant.scheduler.core.turn import Turn
 WORTH = 1.5  # what a move saves must be so many times what it costs
 REST = 5.0  # a job is left alone for so many times the cost of a move
 CLAIM_SLACK_S = 30.0  # beyond the grace period of those who leave
+
+
+def has_rested(job: Job, now: float, rules: RebalanceSettings) -> bool:
+    """Whether a job has had its GPUs for so long that it may be asked to leave them again."""
+    return job.lease is not None and now - job.lease.granted_at >= REST * rules.move_cost_s
+
+
+def loses_nothing(job: Job, settings: Settings) -> bool:
+    """Whether a job that saves finds its checkpoint again: of one on several hosts no single host has it all."""
+    return settings.checkpoints.directory is not None or len(job.hosts) == 1
 
 
 class Board:
@@ -66,15 +77,13 @@ class Board:
         Args:
             among: Ids of the only jobs to look at; None = all.
         """
-        rest_s = REST * self.rules.move_cost_s
         savers = self.state.savers if among is None else self.state.savers.intersection(among)
         return [
             job
             for job in self.state.in_order(savers - self.taken)
             if job.state is JobState.RUNNING
-            and job.lease
-            and self.now - job.lease.granted_at >= rest_s
-            and (self._shared or len(job.hosts) == 1)
+            and has_rested(job, self.now, self.rules)
+            and loses_nothing(job, self.state.settings)
         ]
 
     def look_when_rested(self) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cotenant.scheduler.core.board import REST
+from cotenant.scheduler.core.board import has_rested, loses_nothing
 from cotenant.scheduler.core.interruptions import tell
 from cotenant.scheduler.core.model import Ending, Interruption, Job, JobState
 from cotenant.scheduler.core.priority import held_value
@@ -82,13 +82,6 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int, *, foreseen
         shares = other.lease.shares if other.lease else ()
         return sum(share.memory_bytes for share in shares if share.gpu_id == gpu_id)
 
-    def reaches(other: Job) -> bool:
-        """Whether it finds its checkpoint again: of a job on several hosts no single one has it."""
-        return state.settings.checkpoints.directory is not None or len(other.hosts) == 1
-
-    def rested(other: Job) -> bool:
-        return other.lease is not None and turn.now - other.lease.granted_at >= REST * rules.move_cost_s
-
     neighbours = [other for other in state.residents(gpu_id) if other.spec.job_id != job.spec.job_id]
     coming = sum(size(other) for other in neighbours if _leaves_for(other, job))
     if coming >= short_bytes:
@@ -100,7 +93,10 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int, *, foreseen
     able = sorted(
         (value(other), -other.seq, other)
         for other in neighbours
-        if other.saves and other.state is JobState.RUNNING and reaches(other) and (foreseen is None or rested(other))
+        if other.saves
+        and other.state is JobState.RUNNING
+        and loses_nothing(other, state.settings)
+        and (foreseen is None or has_rested(other, turn.now, rules))
     )
     leaving: list[Job] = []
     for worth, _, other in able:
