@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from common import Row, options, write_report
+from latency import once
 
 from cotenant.scheduler.names import API, NAMESPACE, PRM, SCHEDULER, prepare_ray_environment
 
@@ -38,7 +39,6 @@ with open(sys.argv[1], "a") as starts:
     starts.write(f"{time.time()}\\n")
 time.sleep(3600)
 """
-FIRST_LINE = "import time; print(time.time(), flush=True)"
 
 
 def main() -> None:
@@ -125,9 +125,9 @@ class Processes:
 
     def _by_job(self, name: str) -> float:
         killed = kill(name)
-        first_line = killed + once(self._client, since=killed)
+        once(self._client)  # returns when the job has ended
         wait(lambda: self._client.health().ok, "every part answers")
-        return max(time.time(), first_line) - killed
+        return time.time() - killed
 
     def _api(self) -> float:
         address = api_address()
@@ -177,13 +177,6 @@ def run(client: Any, code: str, *arguments: str, **hints: Any) -> Any:
 
     parsed = parse_hints({"gpu_memory": "100MiB", **hints}, time.time())
     return client.submit([sys.executable, "-c", code, *arguments], parsed, cwd=str(Path.cwd()))
-
-
-def once(client: Any, since: float | None = None) -> float:
-    """Submit a job and return the seconds from then, or from ``since``, to its first line."""
-    begun = time.time() if since is None else since
-    view = run(client, FIRST_LINE, compute=0.3)
-    return float(b"".join(client.stream_logs(view.job_id)).split()[0]) - begun
 
 
 def wait(condition: Callable[[], bool], what: str) -> None:
