@@ -148,6 +148,7 @@ class Profiler:
                     mix=report.mix,
                     util_age_s=track.age.mean(),
                     util_source=track.util_source(),
+                    memory_source=track.memory_source(),
                 )
             )
         self._begin_window(granted.keys() | self._present, shares.keys() | reports.keys())
@@ -180,7 +181,8 @@ class Profiler:
         self._reject_unless(track.busy.add(job.busy_s, at_s, ABSURD_UTIL))
         if self._reject_unless(track.util.add(job.util, interval_s, ABSURD_UTIL)) and job.util is not None:
             track.note_source(job.util_source, job.util_age_s, interval_s)
-        self._reject_unless(track.add_memory(job.memory_bytes, at_s, interval_s, self._memory_limit[job.gpu_id]))
+        most = self._memory_limit[job.gpu_id]
+        self._reject_unless(track.add_memory(job.memory_bytes, job.memory_source, at_s, interval_s, most))
         # Read now and then only: a sample without them is no gap, unless nothing is known of the job.
         if job.host_busy_s is not None or (job.busy_s, job.util, job.memory_bytes) == (None, None, None):
             self._reject_unless(track.host.add(job.host_busy_s, at_s, None))

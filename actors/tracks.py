@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from cotenant.actors.devices.base import DeviceSample
 from cotenant.actors.reports import JobReport
 from cotenant.forecasting.signatures import BY_NAME
-from cotenant.forecasting.types import DeviceActivity, Reading, UtilSource
+from cotenant.forecasting.types import DeviceActivity, MemorySource, Reading, UtilSource
 
 STALLED_STEPS = 2.0  # a job without a new step counts as stalled after this many of its own step times
 # What is averaged of a device's activity, and the largest value of each that can be believed.
@@ -100,16 +100,20 @@ class Track:
     memory: Level = field(default_factory=Level)
     age: Level = field(default_factory=Level)
     estimated: bool = False  # some of the utilisation was a part of the whole device's
+    memory_estimated: bool = False  # some of the readings of the memory were the whole device's
     read: Counter = field(default_factory=Counter)
     written: Counter = field(default_factory=Counter)
     memory_from: tuple[float, float] | None = None  # time and value of the window's first memory reading
     memory_to: tuple[float, float] | None = None  # and of its last
     samples: int = 0
 
-    def add_memory(self, value: Reading, at_s: float, interval_s: float, limit: float) -> bool:
+    def add_memory(
+        self, value: Reading, source: MemorySource | None, at_s: float, interval_s: float, limit: float
+    ) -> bool:
         """Take in a reading of the memory; False when it is rejected."""
         believable = self.memory.add(value, interval_s, limit)
         if believable and value is not None:
+            self.memory_estimated = self.memory_estimated or source == "device"
             self.memory_to = (at_s, value)
             self.memory_from = self.memory_from or self.memory_to
         return believable
@@ -132,6 +136,12 @@ class Track:
         if self.util.mean() is None:
             return None
         return "device" if self.estimated else "process"
+
+    def memory_source(self) -> MemorySource | None:
+        """Return where the window's memory comes from; one estimate among the readings makes it one."""
+        if self.memory.mean() is None:
+            return None
+        return "device" if self.memory_estimated else "process"
 
     def utilisation(self) -> tuple[Reading, Reading]:
         """Mean and peak, from the counter where there is one. A hair above 1 is the clocks' doing and cut off."""

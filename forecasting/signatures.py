@@ -124,6 +124,15 @@ FIELDS: tuple[SignatureField, ...] = (
     SignatureField(
         "memory_bytes", "B", "job", "last sample (`cpu`: resident memory on the device)", _ASLEEP, most=_BYTES
     ),
+    SignatureField(
+        "memory_source",
+        "text",
+        "job",
+        'the job\'s "process"es, or "device": what is in use on a device that it has to itself, an estimate',
+        _ASLEEP,
+        "text",
+        since=3,
+    ),
     SignatureField("memory_peak_bytes", "B", "job", "largest sample of the same", _ASLEEP, most=_BYTES),
     SignatureField(
         "memory_growth_bytes_s",
@@ -335,7 +344,16 @@ def _from_version_1(row: Mapping[str, Any]) -> dict[str, Any]:
     return dict(row) | {each.name: None for each in FIELDS if each.since > 1}
 
 
-_UPGRADES: tuple[Callable[[Mapping[str, Any]], dict[str, Any]], ...] = (_from_version_0, _from_version_1)
+def _from_version_2(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Version 3 added where memory comes from."""
+    return dict(row) | {each.name: None for each in FIELDS if each.since > 2}
+
+
+_UPGRADES: tuple[Callable[[Mapping[str, Any]], dict[str, Any]], ...] = (
+    _from_version_0,
+    _from_version_1,
+    _from_version_2,
+)
 
 
 def accepted(signature: Signature) -> Signature:

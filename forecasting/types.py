@@ -17,8 +17,11 @@ Reading = float | None
 # Where a job's utilisation comes from: a counter of its device time; the driver, by process; or the whole device, of
 # which the job was given a part, which is an estimate.
 UtilSource = Literal["counter", "process", "device"]
+MemorySource = Literal[
+    "process", "device"
+]  # the same of its memory: its processes', or the whole device's, an estimate
 
-SIGNATURE_VERSION = 2
+SIGNATURE_VERSION = 3
 HORIZONS_S: tuple[int, ...] = (1, 2, 5, 60, 300, 900)
 LEVELS: tuple[float, ...] = (0.10, 0.50, 0.90, 0.95, 0.99)
 
@@ -129,6 +132,7 @@ class Signature:
         util_age_s: Mean age of the readings behind ``util_mean``, seconds: drivers refresh more slowly than asked.
         util_source: "counter" of device time, the driver by "process", or "device": a part of what the whole device
             did, an estimate.
+        memory_source: The job's processes ("process"), or "device": what is in use on the whole device, an estimate.
     """
 
     job_id: str
@@ -157,10 +161,21 @@ class Signature:
     mix: OperatorMix | None = None
     util_age_s: Reading = None
     util_source: UtilSource | None = None
+    memory_source: MemorySource | None = None
 
     def __post_init__(self) -> None:
         """Refuse what a newer version wrote: it may mean something else by the same name."""
         check_version(self.schema_version, SIGNATURE_VERSION)
+
+    @property
+    def util_estimated(self) -> bool:
+        """Whether the utilisation is a part of the whole device's that was given to the job."""
+        return self.util_source == "device"
+
+    @property
+    def memory_estimated(self) -> bool:
+        """Whether the memory is what is in use on the whole device."""
+        return self.memory_source == "device"
 
     @property
     def step_time_s(self) -> Reading:
@@ -361,6 +376,7 @@ __all__ = [
     "Forecast",
     "InterferencePredictor",
     "JobMeasurement",
+    "MemorySource",
     "OperatorMix",
     "ProfileSource",
     "Quantiles",

@@ -14,6 +14,7 @@ from cotenant.scheduler.hints import check_job_id, parse_hints
 from cotenant.scheduler.views import AllocationView, ResourcesView, ResourceView
 
 _MOST_WATTS = 1e6
+_ESTIMATED = {"memory": "memory_estimated", "compute": "util_estimated"}  # what a signature says of its readings
 
 
 def asked(job: Job, wish: Wish) -> ResourcesAsked:
@@ -91,6 +92,7 @@ def _view(state: State, job: Job, resource: Resource) -> ResourceView:
         what = "no lease" if job.lease is None else "a GPU that is gone"
         note = f"the job holds {what}: it is {job.state}"
         return ResourceView(share=None, available=None, guaranteed=None, used=None, limit=None, note=note)
+    usage = state.usage.get(job.spec.job_id, {}).values()
     return ResourceView(
         share=found.share,
         available=found.most - found.share,
@@ -98,4 +100,5 @@ def _view(state: State, job: Job, resource: Resource) -> ResourceView:
         used=found.used,
         limit=found.limit,
         note=f"more than that: {found.why}",
+        used_estimated=any(getattr(one.signature, _ESTIMATED[resource]) for one in usage),
     )

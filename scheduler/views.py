@@ -34,7 +34,10 @@ class HistoryView(View):
 
 
 class UsageView(View):
-    """The last measured window of a running job. None = the device does not say."""
+    """The last measured window of a running job. None = the device does not say.
+
+    ``util_estimated``, ``memory_estimated``: the device said it of itself only, not of the job.
+    """
 
     util_mean: float | None
     memory_bytes: float | None
@@ -42,6 +45,8 @@ class UsageView(View):
     throttled_fraction: float | None
     measured_at: float
     controls: str = ""
+    util_estimated: bool = False
+    memory_estimated: bool = False
 
 
 class ColocationView(View):
@@ -201,6 +206,7 @@ class ResourceView(View):
     """What a job has of one resource on each of its GPUs: bytes of memory, fractions of compute. None = nobody says.
 
     ``available``: how much more a request would get now; ``guaranteed``: what it keeps when others want it.
+    ``used_estimated``: the device said ``used`` of itself only, not of the job.
     """
 
     share: float | None
@@ -209,6 +215,7 @@ class ResourceView(View):
     used: float | None
     limit: float | None
     note: str
+    used_estimated: bool = False
 
 
 class ResourcesView(View):

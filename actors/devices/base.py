@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cotenant.forecasting.types import DeviceActivity, Reading, UtilSource
+from cotenant.forecasting.types import DeviceActivity, MemorySource, Reading, UtilSource
 from cotenant.forecasting.versions import restorable
 
 SILENT_LOST_S = 5.0  # a driver that has not answered for this long will not soon: its jobs are better off elsewhere
@@ -52,7 +52,8 @@ class JobSample:
     way. They and ``host_busy_s`` may be read less often than the others: None in a sample in which they were not.
 
     ``util_age_s`` is the age of a ``util`` that a driver refreshes more slowly than it is asked, and ``util_source``
-    says whose reading it is; both only go with ``util``.
+    says whose reading it is; both only go with ``util``. ``memory_source`` says it of ``memory_bytes``; None = of the
+    job's processes.
     """
 
     job_id: str
@@ -65,6 +66,7 @@ class JobSample:
     write_bytes: Reading = None
     util_age_s: Reading = None
     util_source: UtilSource | None = None
+    memory_source: MemorySource | None = None
 
 
 @restorable

@@ -181,7 +181,8 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
     elif job.state is JobState.SUSPENDED:
         details = ["holds nothing of any GPU; 'cotenant resume' lets it go on"]
     elif job.lease is not None:
-        details = [*_where_it_is(state, job), *refused_growth(state, job), *_asked_for(state, job, now)]
+        details = [*_where_it_is(state, job), *_estimated(state, job)]
+        details += [*refused_growth(state, job), *_asked_for(state, job, now)]
         details += [f"control: {controls}"] if controls else []
     if not job.state.terminal:
         details.extend(_interrupted(job, now))
@@ -235,6 +236,20 @@ def _where_it_is(state: State, job: Job) -> list[str]:
         details.append(f"predicted slowdown {1.0 / job.predicted:.2f}")
     why = [change.reason for change in job.history if change.state is JobState.STARTING]
     return [*details, f"placed {why[-1]}"] if why else details
+
+
+def _estimated(state: State, job: Job) -> list[str]:
+    """Say which of the job's readings the device said of itself only."""
+    windows = [one.signature for one in state.usage.get(job.spec.job_id, {}).values()]
+    flags = {
+        "utilisation": any(window.util_estimated for window in windows),
+        "memory": any(window.memory_estimated for window in windows),
+    }
+    estimates = [what for what, flag in flags.items() if flag]
+    if not estimates:
+        return []
+    are = "are estimates" if len(estimates) > 1 else "is an estimate"
+    return [f"{' and '.join(estimates)} {are}: the device says what it does as a whole, not by job"]
 
 
 def _asked_for(state: State, job: Job, now: float) -> list[str]:
@@ -417,6 +432,8 @@ def _usage_view(state: State, job: Job, controls: str) -> UsageView | None:
         throttled_fraction=max(_known(windows, "throttled_fraction"), default=None),
         measured_at=max(one.measured_at for one in usage),
         controls=controls,
+        util_estimated=any(window.util_estimated for window in windows),
+        memory_estimated=any(window.memory_estimated for window in windows),
     )
 
 

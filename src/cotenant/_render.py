@@ -188,13 +188,20 @@ def jobs(views: Sequence[JobView]) -> RenderableType:
             job.job_id,
             job.name,
             _state(job.state),
-            percent(usage.util_mean if usage else None),
+            _util(job),
             number(usage.step_rate if usage else None),
             _slowdown(job),
             _age(job, now),
             _where(job),
         )
     return table
+
+
+def _util(job: JobView) -> str:
+    """Return the utilisation; "~" marks an estimate."""
+    if job.usage is None or job.usage.util_mean is None:
+        return "-"
+    return f"{'~' if job.usage.util_estimated else ''}{percent(job.usage.util_mean)}"
 
 
 def _slowdown(job: JobView) -> str:

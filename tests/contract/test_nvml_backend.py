@@ -351,7 +351,8 @@ def test_an_old_driver_lacks_functions(tmp_path: Path) -> None:
     process.wait()
     assert (sample.devices[0].util, sample.devices[0].memory_bytes) == (0.4, 500)
     # The only job of the device has what is in use there: an estimate, as its utilisation.
-    assert (job(sample, "a").memory_bytes, job(sample, "a").util_source) == (500, "device")
+    one = job(sample, "a")
+    assert (one.memory_bytes, one.memory_source, one.util_source) == (500, "device", "device")
 
 
 def test_an_instance_has_its_own_memory_processes_and_utilisation(host: Host) -> None:

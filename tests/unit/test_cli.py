@@ -416,6 +416,15 @@ def test_ps_says_of_a_running_job_what_cannot_be_controlled(client: FakeClient) 
     assert "exit code 1" in second
 
 
+@pytest.mark.parametrize(("estimated", "shown"), [(True, " ~50% "), (False, " 50% ")])
+def test_ps_marks_a_utilisation_that_is_an_estimate(client: FakeClient, estimated: bool, shown: str) -> None:
+    usage = client.known["job-1"].usage
+    assert usage is not None
+    usage = usage.model_copy(update={"util_estimated": estimated})
+    client.known = {"job-1": client.known["job-1"].model_copy(update={"usage": usage})}
+    assert shown in invoke("ps")[1]
+
+
 def test_ps_hides_what_has_ended_and_empty_is_said(client: FakeClient) -> None:
     assert "job-9" not in invoke("ps")[1]
     client.known.clear()

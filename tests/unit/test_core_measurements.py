@@ -17,6 +17,7 @@ from cotenant.scheduler.core.events import (
     MemoryOverrun,
 )
 from cotenant.scheduler.core.model import Bounds
+from cotenant.scheduler.resources import resources_view
 
 
 class TestMemoryOverrun:
@@ -105,6 +106,28 @@ class TestMeasurements:
         driver.submit(again)
         assert driver.job("a2").profile == replace(profile(util=0.3), fingerprint="fp-a")
         assert driver.job("a2").lease.shares[0].memory_bytes < 8 * GIB  # type: ignore[union-attr]
+
+    @pytest.mark.parametrize(
+        ("sources", "flags", "told"),
+        [
+            (("process", "process"), (False, False), None),
+            (("counter", "device"), (False, True), "memory is an estimate"),
+            (("device", "device"), (True, True), "utilisation and memory are estimates"),
+        ],
+    )
+    def test_readings_of_the_whole_device_are_told_as_estimates(
+        self, sources: tuple[Any, Any], flags: tuple[bool, bool], told: str | None
+    ) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        driver.do(report("h1", measurement("a", "h1-0", util_source=sources[0], memory_source=sources[1])))
+        usage = queries.job(driver.core.state, "a").usage
+        assert usage is not None
+        assert (usage.util_estimated, usage.memory_estimated) == flags
+        resources = resources_view(driver.core.state, driver.job("a"))
+        assert (resources.compute.used_estimated, resources.memory.used_estimated) == flags
+        details = [line for line in queries.explain(driver.core.state, "a", driver.now).details if "estimate" in line]
+        assert details == ([f"{told}: the device says what it does as a whole, not by job"] if told else [])
 
     def test_shares_follow_use(self) -> None:
         driver = Driver(host())

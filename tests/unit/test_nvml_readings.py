@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_utilisation_is_held_with_its_age_and_ends() -> None:
 # -- whose it is ----------------------------------------------------------------------------------------------------
 
 
-def told(util: float | None, shares: dict[int, float] | None, memory: Any = "all", device: float = 9e9) -> Told:
+def told(util: float | None, shares: dict[int, float] | None, memory: Any = "all", device: float | None = 9e9) -> Told:
     held = None if shares is None else {pid: Held(value, 9.8) for pid, value in shares.items()}
     listed = {1: 100, 2: 200} if memory == "all" else memory
     return Told(util, device, held, listed)
@@ -136,19 +137,25 @@ def told(util: float | None, shares: dict[int, float] | None, memory: Any = "all
 def test_two_jobs(says: Told, all_known: bool, a: Use, b: Use) -> None:
     owners = {1: "a", 11: "a", 2: "b"}
     found = attribute(["a", "b"], says, owners.get, all_known)
-    assert [round_use(found[job]) for job in ("a", "b")] == [a, b]
+    assert [round_use(found[job]) for job in ("a", "b")] == [told_by_process(a), told_by_process(b)]
 
 
 def round_use(use: Use) -> Use:
-    return Use(None if use.util is None else round(use.util, 9), use.came_s, use.source, use.memory_bytes)
+    return replace(use, util=None if use.util is None else round(use.util, 9))
+
+
+def told_by_process(use: Use) -> Use:
+    """The memory of one of several jobs is never the whole device's."""
+    return replace(use, memory_source=None if use.memory_bytes is None else "process")
 
 
 @pytest.mark.parametrize(
     ("says", "all_known", "expected"),
     [
-        (told(0.8, {777: 0.8}, {777: 5}, 7e9), False, Use(0.8, None, "device", 7e9)),
-        (told(0.8, {777: 0.8}, {777: 5}, 7e9), True, Use(0.0, None, "process", 0)),
-        (told(0.8, {}, {1: None}, 7e9), True, Use(0.8, None, "device", 7e9)),
+        (told(0.8, {777: 0.8}, {777: 5}, 7e9), False, Use(0.8, None, "device", 7e9, "device")),
+        (told(0.8, {777: 0.8}, {777: 5}, 7e9), True, Use(0.0, None, "process", 0, "process")),
+        (told(0.8, {}, {1: None}, 7e9), True, Use(0.8, None, "device", 7e9, "device")),
+        (told(0.8, {}, {1: None}, None), True, Use(0.8, None, "device", None)),
         (told(0.8, {}, {1: None, 777: 5}, 7e9), True, Use(0.4, None, "device", None)),
     ],
 )
@@ -171,6 +178,7 @@ def test_nothing_is_made_up(
     for use in found.values():
         assert use.util is None or 0.0 <= use.util <= 1.0
         assert (use.util is None) == (use.source is None)
+        assert (use.memory_bytes is None) == (use.memory_source is None)
     estimated = sum(use.util or 0.0 for use in found.values() if use.source == "device")
     assert estimated <= (util or 0.0) + 1e-9
     listed = sum(used or 0 for used in (memory or {}).values())

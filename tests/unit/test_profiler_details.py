@@ -94,6 +94,26 @@ def test_a_counter_is_no_estimate(machine) -> None:
     assert signature.util_source == "counter"
 
 
+@pytest.mark.parametrize(
+    ("readings", "source"),
+    [
+        pytest.param([(1e8, "process"), (1e8, None)], "process", id="of its processes"),
+        pytest.param([(1e8, "process"), (1e8, "device"), (1e8, "process")], "device", id="one estimate makes it one"),
+        pytest.param([(1e8, "process"), (18446744073707737660.0, "device")], "process", id="absurd ones are left out"),
+        pytest.param([(1e8, "device"), (None, None)], "device", id="a gap is none"),
+        pytest.param([(None, None)], None, id="nothing is none"),
+    ],
+)
+def test_source_of_memory(machine, readings, source) -> None:
+    for memory, said_by in readings:
+        machine.tick(replace(job(0.0, memory), memory_source=said_by))
+    (signature,) = machine.collect()
+    assert (signature.memory_source, signature.memory_estimated) == (source, source == "device")
+    machine.tick(job(0.0, 1e8))
+    (signature,) = machine.collect()
+    assert signature.memory_source == "process"  # of the next window
+
+
 # -- memory growth --------------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ FULL = replace(
     mix=MIX,
     util_age_s=0.4,
     util_source="process",
+    memory_source="device",
 )
 VERSION_0 = [
     "job",

@@ -1,7 +1,7 @@
 """Whose utilisation and memory it is: from what NVML says of processes and of the device to what each job uses.
 
 Pure. What the driver tells by process is taken as it is. What it tells of the device only, and a part of which is given
-to a job, is an estimate and labelled so (``source`` "device").
+to a job, is an estimate and labelled so (``source`` or ``memory_source`` "device").
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cotenant.actors.devices.nvml.processes import Held, named
-from cotenant.forecasting.types import Reading, UtilSource
+from cotenant.forecasting.types import MemorySource, Reading, UtilSource
 
 EXPLAINED = 0.05  # of the device: what processes add up to differs from what the device says by this much
 
@@ -23,6 +23,7 @@ class Use:
     came_s: Reading = None
     source: UtilSource | None = None
     memory_bytes: Reading = None
+    memory_source: MemorySource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,12 @@ def attribute(
     owners = {pid: owner(pid) for pid in named(told.memory, told.shares or {})}
     utils = _utils(jobs, told, owners, all_numbers_known)
     memory = _memory(jobs, told, owners, all_numbers_known)
-    return {job: Use(*utils[job], memory_bytes=memory[job]) for job in jobs}
+    return {job: Use(*utils[job], *memory[job]) for job in jobs}
 
 
 _Util = tuple[Reading, Reading, UtilSource | None]
 _UNKNOWN: _Util = (None, None, None)
+_Memory = tuple[Reading, MemorySource | None]
 
 
 def _utils(
@@ -111,20 +113,22 @@ def _parts(
 
 def _memory(
     jobs: Sequence[str], told: Told, owners: Mapping[int, str | None], all_numbers_known: bool
-) -> dict[str, Reading]:
-    found: dict[str, Reading] = {}
+) -> dict[str, _Memory]:
+    found: dict[str, _Memory] = {}
     for job in jobs:
         own = [used for pid, used in (told.memory or {}).items() if owners[pid] == job]
         known = [used for used in own if used is not None]
         if told.memory is None or len(known) < len(own) or (not own and not all_numbers_known):
-            found[job] = None
+            found[job] = (None, None)
         else:
-            found[job] = float(sum(known))
+            found[job] = (float(sum(known)), "process")
     # A job that has the device to itself has what is in use there; an estimate, the driver's own memory is in it.
-    if len(jobs) == 1 and found[jobs[0]] is None and not _strangers(owners, all_numbers_known):
-        found[jobs[0]] = told.memory_bytes
+    alone = _alone(jobs, owners, all_numbers_known)
+    if alone and found[jobs[0]] == (None, None) and told.memory_bytes is not None:
+        found[jobs[0]] = (told.memory_bytes, "device")
     return found
 
 
-def _strangers(owners: Mapping[int, str | None], all_numbers_known: bool) -> bool:
-    return all_numbers_known and None in owners.values()
+def _alone(jobs: Sequence[str], owners: Mapping[int, str | None], all_numbers_known: bool) -> bool:
+    """Whether nobody else is known to be on the device: no job, and no process that is no job's."""
+    return len(jobs) == 1 and not (all_numbers_known and None in owners.values())

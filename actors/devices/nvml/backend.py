@@ -204,10 +204,8 @@ class NvmlBackend:
             for gpu_id in tree.slices:
                 use = self._uses[gpu_id].get(tree.job_id, _UNKNOWN)
                 age_s = _age_s(use, now_s)
-                sample = JobSample(
-                    tree.job_id, gpu_id, None, use.util, use.memory_bytes, host_s, *files, age_s, use.source
-                )
-                found.append(sample)
+                levels = (None, use.util, use.memory_bytes, host_s)
+                found.append(JobSample(tree.job_id, gpu_id, *levels, *files, age_s, use.source, use.memory_source))
         return tuple(found)
 
     def _attribute(self, gpu_id: str, trees: Sequence[JobTree], readings: Readings) -> None:
