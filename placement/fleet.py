@@ -96,8 +96,14 @@ class Fleet(Sequence[GpuView]):
             KeyError: There is no such GPU.
         """
         place = self._places[view.gpu_id]
+        old = self.views[place]
+        if old is view:
+            return
         self.views[place] = view
-        self._fill(place, view)
+        if view.residents is old.residents and _same_device(view, old):
+            self._open(place, view.schedulable)
+        else:
+            self._fill(place, view)
 
     def bring_to(self, views: Sequence[GpuView]) -> Fleet:
         """Make this fleet hold these GPUs; rows of GPUs that are the same objects as before are kept.
@@ -166,6 +172,12 @@ class Fleet(Sequence[GpuView]):
             self.host[place] = self._hosts.setdefault(view.host_id, len(self._hosts))
             self._fill(place, view)
 
+    def _open(self, place: int, schedulable: bool) -> None:
+        """Note that a GPU takes newcomers, or takes none, and is otherwise as it was: far cheaper than all of it."""
+        if not self.crowd[place]:
+            self.idle[self.host[place]] += int(schedulable) - int(self.schedulable[place])
+        self.schedulable[place] = schedulable
+
     def _fill(self, place: int, view: GpuView) -> None:
         residents = view.residents
         host, was_idle = self._hosts.get(view.host_id), self.schedulable[place] and not self.crowd[place]
@@ -205,6 +217,16 @@ class Fleet(Sequence[GpuView]):
 def does_not_share(who: Request | Resident, view: GpuView) -> bool:
     """Whether a job keeps this GPU to itself: a MIG instance holds its jobs apart from others', not from each other."""
     return who.exclusive or (view.instance and not who.shares_instance)
+
+
+def _same_device(one: GpuView, other: GpuView) -> bool:
+    return (
+        one.host_id == other.host_id
+        and one.gpu_type == other.gpu_type
+        and one.memory_bytes == other.memory_bytes
+        and one.island == other.island
+        and one.host_cpus == other.host_cpus
+    )
 
 
 def fleet_of(gpus: Sequence[GpuView]) -> Fleet:

@@ -8,10 +8,11 @@ that it has run. (Shortest remaining time first, Schrage 1968, but no long job i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from cotenant.placement.fleet import Integers
+from cotenant.placement.fleet import Flags, Floats, Integers
 from cotenant.placement.types import Placement
 from cotenant.scheduler.core.board import Board
 from cotenant.scheduler.core.deadlines import attained_s, left_of
@@ -41,21 +42,54 @@ def make_room(board: Board) -> bool:
     patient = np.setdiff1d(rows[patient_at <= board.now], claimants, assume_unique=True)
     if len(patient):
         first = line.order(patient, line.scores(patient, board.now, board.standing))[:MOST_CLAIMANTS]
-        by_value = sorted((board.value(job), -job.seq, job) for job in board.movable())
+        movers = _movers(board)
         for row in patient[first].tolist():
-            _make_room_for(board, state.jobs[line.job_id(row)], [(value, other) for value, _, other in by_value])
+            _make_room_for(board, state.jobs[line.job_id(row)], movers)
     return True
 
 
-def _make_room_for(board: Board, job: Job, by_value: Sequence[_Valued]) -> None:
-    worth, soon_s = importance(job, board.now, board.standing), 2.0 * board.rules.move_cost_s
-    victims = [
-        (value, other)
-        for value, other in by_value
-        if (value * board.rules.priority_factor <= worth or _has_much_more_left(board, other, job))
-        and other.spec.job_id not in board.taken
-        and board.left_s(other.spec.job_id) > soon_s  # whoever ends by then anyway need not be asked
-    ]
+@dataclass(frozen=True, slots=True)
+class _Movers:
+    """The jobs that may be asked to leave, least valued first; the arrays have an entry for each.
+
+    Attributes:
+        valued: Their priority values, and they.
+        value: The former alone.
+        points: Of their priority class.
+        work_s: GPU-seconds that each is expected to have left, alone.
+        patient: It has waited for a small part of the time that it has run.
+    """
+
+    valued: Sequence[_Valued]
+    value: Floats
+    points: Floats
+    work_s: Floats
+    patient: Flags
+
+
+def _movers(board: Board) -> _Movers:
+    soon_s = 2.0 * board.rules.move_cost_s  # whoever ends by then anyway need not be asked
+    jobs = (job for job in board.movable() if board.left_s(job.spec.job_id) > soon_s)
+    by_value = sorted((board.value(job), -job.seq, job) for job in jobs)
+    return _Movers(
+        valued=[(value, job) for value, _, job in by_value],
+        value=np.array([value for value, _, _ in by_value]),
+        points=np.array([CLASS_POINTS[job.spec.hints.priority] for _, _, job in by_value]),
+        work_s=np.array([job.spec.hints.gpus * board.left_s(job.spec.job_id) for _, _, job in by_value]),
+        patient=np.array([_has_waited_little(board, job) for _, _, job in by_value], dtype=np.bool_),
+    )
+
+
+def _has_waited_little(board: Board, job: Job) -> bool:
+    ran_s = attained_s(job, board.state.progress.get(job.spec.job_id), board.now)
+    return had_waited_s(job) <= HELD_UP * ran_s
+
+
+def _make_room_for(board: Board, job: Job, movers: _Movers) -> None:
+    worth = importance(job, board.now, board.standing)
+    may = (movers.value * board.rules.priority_factor <= worth) | _have_much_more_left(movers, job)
+    found = (movers.valued[place] for place in np.flatnonzero(may).tolist())
+    victims = [each for each in found if each[1].spec.job_id not in board.taken]
     for places, group in _groups(board, job, victims):
         leaving = _place_without(board, job, places, group)
         if leaving is None:
@@ -67,14 +101,13 @@ def _make_room_for(board: Board, job: Job, by_value: Sequence[_Valued]) -> None:
         return
 
 
-def _has_much_more_left(board: Board, other: Job, job: Job) -> bool:
-    """Whether a running job has ``MUCH_MORE`` times left what a waiting one wants, and has waited little."""
-    wants_s, mine, theirs = left_of(job.spec.hints, job.done_s), job.spec.hints, other.spec.hints
-    if wants_s is None or other.lease is None or CLASS_POINTS[theirs.priority] > CLASS_POINTS[mine.priority]:
-        return False
-    if had_waited_s(other) > HELD_UP * attained_s(other, board.state.progress.get(other.spec.job_id), board.now):
-        return False
-    return MUCH_MORE * mine.gpus * wants_s <= theirs.gpus * board.left_s(other.spec.job_id)
+def _have_much_more_left(movers: _Movers, job: Job) -> Flags:
+    """Which running jobs have ``MUCH_MORE`` times left what a waiting one wants, and have waited little."""
+    hints, wants_s = job.spec.hints, left_of(job.spec.hints, job.done_s)
+    if wants_s is None:
+        return np.zeros_like(movers.patient)
+    more = MUCH_MORE * hints.gpus * wants_s <= movers.work_s
+    return movers.patient & more & (movers.points <= CLASS_POINTS[hints.priority])
 
 
 def _groups(board: Board, job: Job, victims: Sequence[_Valued]) -> Iterator[tuple[Integers, list[_Valued]]]:

@@ -71,6 +71,7 @@ class Proposal:
         self.narrowed = False  # the last job was not allowed on some GPUs, because of what its tenant or queue holds
         self._statement = Statement(self.fleet)
         self._open: dict[str, GpuView] = {}  # held GPUs as they are
+        self._closed: dict[str, tuple[GpuView, GpuView]] = {}  # the same, and as those see them that may not use them
         self._shown: set[str] = set()  # GPUs that do not look as the state says
         self._keeps: list[tuple[float, list[str]]] = []  # processors per GPU, and GPUs, that somebody waits for
         self.claimants: set[str] = set()  # placed on GPUs that were kept for them
@@ -122,8 +123,8 @@ class Proposal:
         for gpu_id in claimed.keys() & self.state.gpus.keys() - self._open.keys():
             self._open[gpu_id] = self.fleet[self.fleet.position(gpu_id)]
             self._shown.add(gpu_id)
-        self.plan.held = replace(self.plan.held, claimed={gpu: claimed[gpu] for gpu in claimed if gpu in self._open})
-        self._note_keeps()
+        kept = {gpu: claimed[gpu] for gpu in claimed if gpu in self._open}
+        self._note_held(replace(self.plan.held, claimed=kept))
         self.show_held()
 
     def answer(self, job: Job, places: Integers | None = None) -> Placement | NoFit:
@@ -178,14 +179,22 @@ class Proposal:
 
     def show_held(self, leaves_at: float | None = None) -> None:
         """Show the held GPUs as a job sees them that is gone at that time (None = nobody knows when)."""
-        for view in self._open.values():
-            self.fleet.put(self.plan.held.seen(view, leaves_at))
+        for gpu_id, view in self._open.items():
+            self.fleet.put(view if self.plan.held.lets_in(gpu_id, leaves_at) else self._as_closed(view))
         if self._keeps:
             keep_for(self.fleet, self._keeps)
 
-    def _note_keeps(self) -> None:
-        """Note for which jobs that GPUs are held or kept for the processors of the hosts are kept too."""
-        held, jobs = self.plan.held, self.state.jobs
+    def _as_closed(self, view: GpuView) -> GpuView:
+        known = self._closed.get(view.gpu_id)
+        if known is None or known[0] is not view:
+            known = self._closed[view.gpu_id] = view, self.plan.held.closed(view)
+        return known[1]
+
+    def _note_held(self, held: Held) -> None:
+        """Note what is held, and for which jobs that GPUs are held or kept for the processors of the hosts are too."""
+        jobs = self.state.jobs
+        self.plan.held = held
+        self._closed.clear()
         gpus: dict[str, list[str]] = {}
         for gpu_id, job_id in held.claimed.items():
             gpus.setdefault(job_id, []).append(gpu_id)
@@ -223,8 +232,7 @@ class Proposal:
         places = np.array([[self.fleet.position(gpu_id) for gpu_id in found.gpu_ids]], dtype=np.int64)
         suffices = not wait_for_others(self.fleet, request, places)[0]
         held = hold(found, job, allowed, state.end_of, now, suffices=suffices)
-        self.plan.held = replace(held, claimed=self.plan.held.claimed)
-        self._note_keeps()
+        self._note_held(replace(held, claimed=self.plan.held.claimed))
         self._open.update((gpu_id, self.fleet[self.fleet.position(gpu_id)]) for gpu_id in found.gpu_ids)
         self._shown.update(found.gpu_ids)
         self.show_held()

@@ -52,13 +52,15 @@ class Held:
     def __contains__(self, gpu_id: object) -> bool:
         return gpu_id in self.claimed or (self.reservation is not None and gpu_id in self.reservation.gpu_ids)
 
-    def seen(self, view: GpuView, leaves_at: float | None = None) -> GpuView:
-        """Return the GPU as a job sees it that is gone at that time (None = nobody knows when): open or closed."""
-        if view.gpu_id not in self:
-            return view
-        until = -math.inf if view.gpu_id in self.claimed else self.open_until.get(view.gpu_id, -math.inf)
-        if leaves_at is not None and leaves_at <= until:
-            return view
+    def lets_in(self, gpu_id: str, leaves_at: float | None = None) -> bool:
+        """Whether a job that is gone at that time (None = nobody knows when) may use the GPU."""
+        if gpu_id not in self:
+            return True
+        until = -math.inf if gpu_id in self.claimed else self.open_until.get(gpu_id, -math.inf)
+        return leaves_at is not None and leaves_at <= until
+
+    def closed(self, view: GpuView) -> GpuView:
+        """Return a held GPU as those see it that may not use it."""
         claimant = self.claimed.get(view.gpu_id)
         return replace(view, schedulable=False, note=self.note if claimant is None else f"kept for job {claimant}")
 

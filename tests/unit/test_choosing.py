@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -246,6 +247,35 @@ class TestManyGpus:
         assert_same(fleet, Fleet(views))
 
     @given(
+        st.lists(
+            st.tuples(
+                st.integers(0, 3),
+                st.sampled_from(
+                    [
+                        {"schedulable": False, "note": "kept"},
+                        {"schedulable": True},
+                        {"residents": ()},
+                        {"residents": (resident("x", cpus=2.0),)},
+                        {"residents": (resident("x", exclusive=True), resident("y"))},
+                        {"memory_bytes": 3 * GIB},
+                        {"gpu_type": "other"},
+                        {"island": "linked"},
+                        {"host_id": "elsewhere"},
+                    ]
+                ),
+            ),
+            max_size=12,
+        )
+    )
+    def test_a_fleet_follows_every_change_of_a_gpu(self, changes: list[tuple[int, dict[str, Any]]]) -> None:
+        views = [replace(gpu(f"g{i}", resident(f"r{i}", cpus=1.0), host=f"h{i // 2}"), host_cpus=8.0) for i in range(4)]
+        fleet = Fleet(views)
+        for number, change in changes:
+            views[number] = replace(views[number], **change)
+            fleet.put(views[number])
+            assert_same(fleet, Fleet(views))
+
+    @given(
         st.none() | st.integers(1, 40),
         st.none() | st.integers(1, 40),
         st.sampled_from(["history", "class"]),
@@ -263,10 +293,15 @@ class TestManyGpus:
 
 def assert_same(one: Fleet, other: Fleet) -> None:
     assert one.views == other.views
-    for name in ("capacity", "free", "crowd", "reservable", "util", "observed_s", "schedulable", "exclusive"):
+    numbers = ("capacity", "free", "crowd", "reservable", "util", "observed_s", "engaged")
+    for name in (*numbers, "schedulable", "exclusive", "particular", "instance"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
     for place_, each in enumerate(one):
         assert one.position(each.gpu_id) == place_
         assert one.kinds[one.kind[place_]] == each.gpu_type
-    same_host = one.host[:, None] == one.host[None, :]
-    np.testing.assert_array_equal(same_host, other.host[:, None] == other.host[None, :])
+    np.testing.assert_array_equal(one.idle[one.host], other.idle[other.host])
+    np.testing.assert_array_equal(one.spare()[one.host], other.spare()[other.host])
+    for name in ("host", "island"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        same = mine[:, None] == mine[None, :]
+        np.testing.assert_array_equal(same, theirs[:, None] == theirs[None, :])

@@ -87,9 +87,10 @@ def test_promises(old: float | None, end_of: EndOf, promised: float | None, open
     assert held.open_until == open_until
     for view in (A, B, C):
         closed = view.gpu_id != "c"
-        assert held.seen(view).schedulable is not closed
-        assert held.seen(view, 1899.0).schedulable is (not closed or view.gpu_id in open_until)
-        assert held.seen(view, 1e9).schedulable is not closed
+        assert held.lets_in(view.gpu_id) is not closed
+        assert held.lets_in(view.gpu_id, 1899.0) is (not closed or view.gpu_id in open_until)
+        assert held.lets_in(view.gpu_id, 1e9) is not closed
+        assert not held.closed(view).schedulable
 
 
 def waiting_gang(**residents: float | None) -> Driver:
