@@ -110,10 +110,17 @@ def _broken(reason: str) -> Check:
 
 
 def _driver(library: Library) -> Check:
-    asker = Asker(library)
-    version = asker.ask("nvmlSystemGetDriverVersion") or "of unknown version"
-    cuda = asker.ask("nvmlSystemGetCudaDriverVersion")
+    try:
+        version, cuda = call_within(TIMEOUT_S, "the driver's version", _versions, library)
+    except Hung as error:
+        return _broken(str(error))
+    version = version or "of unknown version"
     return Check("nvidia driver", True, str(version) + (f", CUDA {cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""))
+
+
+def _versions(library: Library) -> tuple[Any, Any]:
+    asker = Asker(library)
+    return asker.ask("nvmlSystemGetDriverVersion"), asker.ask("nvmlSystemGetCudaDriverVersion")
 
 
 def _facts(library: Library, boards: Sequence[FoundBoard]) -> tuple[list[_Facts], list[str]]:

@@ -291,6 +291,8 @@ class HostAgent:
             self._enforcement.add_gpus(new)
             self._launcher.add_gpus(new)
             self._gpus = found
+            for _, pids in self._watched.values():  # a job that was here before may be on one of them
+                pids.clear()
 
     def _enforcement_loop(self) -> None:
         """What jobs run under may take seconds to answer, which the device loop cannot wait for."""
@@ -299,13 +301,13 @@ class HostAgent:
 
     def _follow_processes(self) -> None:
         """Tell the profiler which processes belong to which job (only this thread may touch the backend)."""
-        held = self._held
+        held, known = self._held, {gpu.gpu_id for gpu in self._gpus}
         for job_id, watched in list(self._watched.items()):
             if job_id not in held or held[job_id].epoch != watched[0]:
                 self._backend.unwatch(job_id)
                 del self._watched[job_id]
         for job_id, launched in held.items():
-            gpu_ids = [share.gpu_id for share in launched.shares]
+            gpu_ids = [share.gpu_id for share in launched.shares if share.gpu_id in known]
             _, pids = self._watched.setdefault(job_id, (launched.epoch, set()))
             for pid in self._launcher.root_pids(job_id) - pids:
                 self._backend.watch(job_id, gpu_ids, pid)

@@ -8,14 +8,27 @@ from pathlib import Path
 from cotenant.actors.devices.base import DeviceBackend
 from cotenant.actors.devices.cpu import CpuBackend
 from cotenant.actors.devices.nvml.backend import NvmlBackend
-from cotenant.actors.devices.nvml.library import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, Library, NvmlUnavailable
+from cotenant.actors.devices.nvml.discovery import COUNT, TIMEOUT_S
+from cotenant.actors.devices.nvml.library import (
+    DRIVER_NOT_LOADED,
+    LIBRARY_NOT_FOUND,
+    Library,
+    NvmlFailure,
+    NvmlSilent,
+    NvmlUnavailable,
+)
 from cotenant.actors.devices.nvml.visible import NO_DEVICES
+from cotenant.actors.devices.nvml.watchdog import Hung, call_within
 from cotenant.actors.devices.recording import load_recording
 from cotenant.actors.devices.replay import ReplayBackend
 from cotenant.configs.settings import DeviceSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_DRIVER = (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED)
+
+
+class DriverSilent(ValueError):
+    """There is a driver, and it does not answer; it may do so later."""
 
 
 def create_backend(settings: DeviceSettings, host_name: str, count: int | None) -> DeviceBackend:
@@ -36,7 +49,11 @@ def create_backend(settings: DeviceSettings, host_name: str, count: int | None) 
                 "device.replay_file: None is not accepted with device.backend 'replay'; give a recording's path"
             )
         return ReplayBackend(load_recording(Path(settings.replay_file)), host_name, count or settings.count)
-    library = start_nvml(settings)
+    try:
+        library = start_nvml(settings)
+    except DriverSilent as error:
+        print(f"cotenant host agent: {error}", flush=True)  # noqa: T201 - the actor's log
+        return NvmlBackend(settings, count, visible=os.environ.get(VISIBLE), silent=str(error))
     if library is not None:
         return NvmlBackend(settings, count, library=library, visible=os.environ.get(VISIBLE))
     return CpuBackend(settings, host_name, count or settings.count)
@@ -51,6 +68,7 @@ def start_nvml(settings: DeviceSettings) -> Library | None:
         NVML; None when another backend is to be used.
 
     Raises:
+        DriverSilent: The driver does not answer.
         ValueError: NVML is needed here and cannot be used; the message names the setting and says why.
     """
     if settings.backend not in ("auto", "nvml"):
@@ -60,14 +78,17 @@ def start_nvml(settings: DeviceSettings) -> Library | None:
         return None
     try:
         library = Library()
-    except NvmlUnavailable as error:
+        boards = call_within(TIMEOUT_S, COUNT, library.call, COUNT) if auto else None
+    except (NvmlSilent, Hung) as error:
+        raise DriverSilent(f"no GPU can be used: the NVIDIA driver does not answer: {error}") from error
+    except (NvmlUnavailable, NvmlFailure) as error:
         if auto and error.code in _NO_DRIVER:
             return None
         advice = "; set it to 'cpu' to go without GPUs" if auto else ""
         raise ValueError(
             f"device.backend: {settings.backend!r} is not accepted on this host: {error}{advice}"
         ) from error
-    if auto and library.call("nvmlDeviceGetCount") == 0:
+    if boards == 0:
         library.close()
         return None
     return library

@@ -47,8 +47,7 @@ class HostEnforcement(ShareFile):
         self._no_checkpoints: str | None = None  # not looked at yet
         self._records: dict[Path, dict[str, Any]] = {}
         self._power: PowerLimit | None = None
-        if self._services and (settings.power_limit_w is not None or (run_dir / POWER).exists()):
-            self._power = PowerLimit(run_dir, list(self._services), settings.power_limit_w)
+        self._limit_power(self._services)
         self._ways: Mapping[Method, EnforcementBackend] = {
             "cpu": CpuEnforcement(groups=None if self._services else find_groups(_group_name(run_dir))),
             "timeslice": TimeSliceEnforcement(),
@@ -61,8 +60,16 @@ class HostEnforcement(ShareFile):
         services = self._services_of(gpus)
         self._services |= services
         self._gpus |= {gpu.gpu_id: gpu for gpu in gpus}
-        if self._power is not None and services:
-            self._power.add(list(services))
+        self._limit_power(services)
+
+    def _limit_power(self, gpu_ids: Collection[str]) -> None:
+        """Limit the power of these GPUs as the settings say, and put back what an earlier agent has left."""
+        if not gpu_ids:
+            return
+        if self._power is not None:
+            self._power.add(list(gpu_ids))
+        elif self._settings.power_limit_w is not None or (self._run_dir / POWER).exists():
+            self._power = PowerLimit(self._run_dir, list(gpu_ids), self._settings.power_limit_w)
 
     def _services_of(self, gpus: Sequence[GpuInfo]) -> dict[str, MpsService]:
         whole = [gpu.gpu_id for gpu in gpus if kind_of(gpu) == "gpu"]

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import pytest
 from nvml_standin import Standin
+from support import wait_until
 
+from cotenant.actors.devices.nvml.backend import NvmlBackend
 from cotenant.actors.devices.nvml.library import Library
 from cotenant.actors.devices.registry import create_backend, start_nvml
-from cotenant.configs.settings import DeviceSettings
+from cotenant.actors.profiler import Profiler
+from cotenant.configs.settings import DeviceSettings, ProfilerSettings
 
 FOUR = tuple(f"gpu {index} uuid=GPU-{index}" for index in range(4))
 CPU = ("cpu", len(os.sched_getaffinity(0)))
@@ -52,6 +60,91 @@ def test_the_backend_of_a_host(
     else:
         assert (made.name, len(made.discover())) == expected
         made.close()
+
+
+@pytest.mark.parametrize("chosen", ["auto", "nvml"])
+@pytest.mark.parametrize("hung", ["nvmlInit", "nvmlDeviceGetCount_v2"])
+def test_a_driver_that_hangs_at_the_start_is_named_and_its_gpus_used_when_it_answers(
+    *,
+    standin: Standin,
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    chosen: Literal["auto", "nvml"],
+    hung: str,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("cotenant.actors.devices.registry.Library", partial(Library, 0.3))
+    for module in ("registry", "nvml.discovery"):
+        monkeypatch.setattr(f"cotenant.actors.devices.{module}.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("cotenant.actors.devices.nvml.backend.AGAIN_S", 0.1)
+    standin.set(*FOUR, f"hang {hung}")
+    made = create_backend(DeviceSettings(backend=chosen), "h", 4)
+    assert (made.name, made.discover(), made.sample().devices) == ("nvml", (), ())
+    (note,) = made.notes
+    assert note.startswith("no GPU can be used: ")
+    assert note.endswith(f"{hung.removesuffix('_v2')}: a call did not return within 0.3 s")
+    standin.set(*FOUR)
+
+    def found() -> bool:
+        made.sample()
+        return len(made.discover()) == 4
+
+    wait_until(found, 20, "the GPUs to be found")
+    assert made.notes == ()
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [
+        ("hang nvmlDeviceGetCount_v2", "no GPU can be used: nvmlDeviceGetCount: a call did not return within 0.3 s"),
+        ("fault * 15 0", "GPU 0 is left out: nvml.*: GPU is lost"),
+        ("hang nvmlDeviceGetMigMode 0", "GPU 0 is left out: a call did not return within 0.3 s"),
+    ],
+)
+def test_a_host_none_of_whose_gpus_answers_has_them_when_they_do(
+    standin: Standin, library: Library, monkeypatch: pytest.MonkeyPatch, trouble: str, says: str
+) -> None:
+    """However many there are to be: those that are missing may come. No second call is made meanwhile."""
+    monkeypatch.setattr("cotenant.actors.devices.nvml.discovery.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("cotenant.actors.devices.nvml.backend.AGAIN_S", 0.1)
+    standin.set("gpu 0 uuid=GPU-0", trouble)
+    made = NvmlBackend(DeviceSettings(count=1), library=library)
+    profiler = Profiler(made, ProfilerSettings())
+    profiler.tick()
+    assert (made.discover(), profiler.device_readings()) == ((), ())
+    (note,) = made.notes
+    assert re.match(says, note)
+
+    def sampled(holds: Callable[[], bool]) -> bool:
+        time.sleep(0.05)
+        profiler.tick()
+        return holds()
+
+    if "hang" in trouble:
+        still = "the driver still does not answer"
+        wait_until(lambda: sampled(lambda: made.notes[0].endswith(still)), 20, "another look")
+        calls = [thread.name for thread in threading.enumerate() if thread.name.endswith(" calls")]
+        assert len(calls) == 2, calls  # the one that hangs, and the one that reads GPUs
+    standin.set("gpu 0 uuid=GPU-0")
+    wait_until(lambda: sampled(lambda: bool(profiler.device_readings())), 20, "the GPU to be found and read")
+    assert (made.notes, [gpu.gpu_id for gpu in made.discover()]) == ((), ["GPU-0"])
+    made.close()
+
+
+def test_a_driver_that_hangs_is_an_error_where_its_gpus_are_counted(
+    standin: Standin, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("cotenant.actors.devices.registry.TIMEOUT_S", 0.3)
+    standin.set(*FOUR, "hang nvmlDeviceGetCount_v2")
+    with pytest.raises(ValueError, match="the NVIDIA driver does not answer: nvmlDeviceGetCount: a call did not"):
+        start_nvml(DeviceSettings())
+    standin.set(*FOUR, "fault nvmlDeviceGetCount_v2 999")
+    with pytest.raises(ValueError, match=r"device.backend: 'auto' is not accepted on this host: nvmlDeviceGetCount: "):
+        start_nvml(DeviceSettings())
+    standin.set("gpu 0")
 
 
 def test_the_head_is_told_nothing_where_ray_counts_real_gpus(library: Library, standin: Standin) -> None:

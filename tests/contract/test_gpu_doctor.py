@@ -116,6 +116,7 @@ def test_instances_are_counted(gpu_host: Standin) -> None:
         (("fault nvmlInit 9",), "NVRM version: 580", False, False, "NVRM version: 580, but the NVIDIA kernel module"),
         (("fault nvmlInit 18",), "NVRM version: 570", False, True, "the NVIDIA driver was updated"),
         ((HOPPER, "fault nvmlDeviceGetCount_v2 999"), None, False, True, "nvmlDeviceGetCount: "),
+        ((HOPPER, "hang nvmlSystemGetDriverVersion"), None, False, True, "the driver's version: a call did not return"),
     ],
 )
 def test_a_driver_that_does_not_work(
@@ -133,10 +134,12 @@ def test_a_driver_that_does_not_work(
     if kernel is not None:
         version.write_text(f"{kernel}\nGCC version\n")
     monkeypatch.setattr(gpudoctor, "KERNEL_DRIVER", version)
+    monkeypatch.setattr(gpudoctor, "TIMEOUT_S", 0.5)
     standin.set("gpu 0")
     with loaded(standin):
         standin.set(*lines)
-        (check,) = by_name(gpudoctor.gpu_checks()).values()
+        check = by_name(gpudoctor.gpu_checks())["nvidia driver"]
+        standin.set("gpu 0")  # whatever hangs comes back
     assert (check.name, check.ok, check.essential) == ("nvidia driver", ok, essential)
     assert check.found.startswith(says)
 
@@ -146,6 +149,15 @@ def test_no_gpu_can_be_used(gpu_host: Standin) -> None:
     found = by_name(gpudoctor.gpu_checks())
     assert list(found) == ["nvidia driver", "GPUs"]
     assert (found["GPUs"].ok, found["GPUs"].essential) == (False, True)
+
+
+def test_gpus_that_cannot_even_be_counted(gpu_host: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.actors.devices.nvml.discovery.TIMEOUT_S", 0.3)
+    gpu_host.set(HOPPER, "hang nvmlDeviceGetCount_v2")
+    found = by_name(gpudoctor.gpu_checks())["GPUs"]
+    gpu_host.set(HOPPER)
+    assert (found.ok, found.essential) == (False, True)
+    assert "nvmlDeviceGetCount: a call did not return within 0.3 s" in found.found
 
 
 def test_the_command_line_prints_them(standin: Standin) -> None:

@@ -47,7 +47,7 @@ def test_a_driver_that_does_not_start_says_why(standin: Standin, line: str, code
 
 def test_a_driver_that_hangs_at_the_start_is_given_up(standin: Standin) -> None:
     standin.set("hang nvmlInit")
-    assert unavailable(standin, timeout_s="0.2") == (None, "NVML: a call did not return within 0.2 s")
+    assert unavailable(standin, timeout_s="0.2") == (None, "nvmlInit: a call did not return within 0.2 s")
 
 
 def test_no_library(standin: Standin, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -53,6 +53,34 @@ def test_the_limit_is_set_and_put_back(standin, tmp_path):
     assert (notes, left) == ([], [])
 
 
+def test_gpus_that_come_later_are_limited_too(standin, tmp_path):
+    """Also where none was there at first."""
+    standin.set(*GPUS)
+    code = f"""
+from pathlib import Path
+from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.devices.nvml.library import Library
+from cotenant.actors.enforcement.host import HostEnforcement
+from cotenant.configs.settings import EnforcementSettings
+
+def limits():
+    library = Library()
+    handles = [library.call("nvmlDeviceGetHandleByIndex", index) for index in range(2)]
+    return [library.call("nvmlDeviceGetPowerManagementLimit", handle) for handle in handles]
+
+host = HostEnforcement(Path({str(tmp_path)!r}), (), EnforcementSettings(power_limit_w=350.0, mps="off"))
+seen = [limits()]
+for index, name in enumerate("ab"):
+    host.add_gpus([GpuInfo(f"GPU-{{name}}", "H100", index, 1 << 30, {{"CUDA_VISIBLE_DEVICES": f"GPU-{{name}}"}})])
+    seen.append(limits())
+host.close()
+print(json.dumps([*seen, limits(), host.notes]))
+"""
+    assert standin.python(code) == [
+        [700_000, 700_000], [350_000, 700_000], [350_000, 350_000], [700_000, 700_000], []
+    ]  # fmt: skip
+
+
 def test_an_agent_that_follows_another_still_knows_what_was_there_before(standin, tmp_path):
     standin.set(*GPUS)
     seen, notes, _ = limit(standin, tmp_path, 350.0, agents=2)

@@ -138,6 +138,25 @@ def test_gpus_that_come_later_are_announced_and_used(agent, monkeypatch):
     wait_until(lambda: any(ended.job_id == "next" for ended in agent._launcher.poll()), 10, "it has run there")
 
 
+def test_a_job_on_a_gpu_that_does_not_answer_yet_is_kept_and_measured_when_it_does(agent, monkeypatch):
+    """As after a restart of the agent while a driver hangs."""
+    gpus, watched = agent._gpus, []
+
+    def watch(job_id: str, gpu_ids: list[str], root_pid: int) -> None:
+        watched.append(gpu_ids)
+        assert set(gpu_ids) <= {gpu.gpu_id for gpu in agent._gpus}, "the backend does not know it"
+
+    monkeypatch.setattr(agent._backend, "watch", watch)
+    monkeypatch.setattr(agent._backend, "discover", lambda: gpus)
+    agent._held = {launched.job_id: launched for launched in agent._launcher.running()}
+    agent._gpus = ()
+    agent._follow_processes()
+    agent._take_in_gpus()
+    agent._follow_processes()
+    agent._follow_processes()
+    assert watched == [[], [gpus[0].gpu_id]]
+
+
 def test_a_job_that_begins_to_be_held_back_is_told_of_at_once(agent):
     launched = agent._launcher.running()[0]
     agent._held, agent._capped = {"job": launched}, {"job"}

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 
 from cotenant.actors.devices.base import DeviceSample, GpuInfo, JobSample, Sample
@@ -41,6 +42,7 @@ class NvmlBackend:
         count: GPUs that Ray counts on this host; the first of them are managed. None = ``settings.count``.
         library: NVML, started; None = start it.
         visible: Value of ``CUDA_VISIBLE_DEVICES``: which GPUs, and in which order Ray counts them. None = not set.
+        silent: That the driver does not answer, in words: its GPUs are taken in when it does. Empty = it answers.
         processes: The processes of this machine.
         pids: Whose NVML's process numbers are.
         clock: Monotonic seconds.
@@ -49,7 +51,8 @@ class NvmlBackend:
         notes: What is worth knowing of GPUs that were left out.
 
     Raises:
-        ValueError: No GPU can be used, or fewer than the setting says; the message names the setting and says why.
+        ValueError: No GPU can be used, or fewer than the setting says, and none that does not answer may be used later;
+            the message names the setting and says why.
     """
 
     name = "nvml"
@@ -61,29 +64,24 @@ class NvmlBackend:
         *,
         library: Library | None = None,
         visible: str | None = None,
+        silent: str = "",
         processes: ProcessTable | None = None,
         pids: PidMap | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        try:
-            self._library = library or Library()
-            wanted = settings.count if count is None else count
-            self._finder = Finder(self._library, visible, wanted, settings.memory_bytes)
-            found, notes = self._finder.find()
-        except (NvmlUnavailable, NvmlFailure) as error:
-            raise ValueError(f"device.backend: 'nvml' is not accepted on this host: {error}") from error
-        if not found or (settings.count is not None and settings.count > len(found)):
-            why = "; ".join(notes) or f"CUDA_VISIBLE_DEVICES is {visible!r}"
-            raise ValueError(f"device.count: {settings.count} is not accepted; this host has {len(found)} GPUs ({why})")
+        wanted = settings.count if count is None else count
+        search = partial(Finder, visible=visible, count=wanted, memory_bytes=settings.memory_bytes)
+        finder, found, notes = (None, [], [silent]) if silent else _first_look(search, library, settings.count)
+        self._library = None if finder is None else finder.library
         self.notes: Sequence[str] = tuple(notes)
         self._crew = Crew([self._station(each) for each in found])
         self._at = {gpu.gpu_id: station for station in self._crew.stations for gpu in station.gpus}
         self._gpus = tuple(sorted((gpu for each in found for gpu in each.gpus), key=lambda gpu: gpu.index))
         self._found_later: SimpleQueue[tuple[list[FoundBoard], list[str]]] = SimpleQueue()
         self._closing = threading.Event()
-        if self._finder.may_find_more:
-            threading.Thread(target=self._look_again, name="GPUs to come", daemon=True).start()
+        if finder is None or finder.may_find_more:
+            threading.Thread(target=self._look_again, args=(search, finder), name="GPUs to come", daemon=True).start()
         self._trees = Trees(processes or ProcessTable())
         self._trees.scan()
         self._passes = TreePasses(self._trees, clock, TREES_S)
@@ -136,20 +134,28 @@ class NvmlBackend:
         if self._closing.is_set():
             return
         self._closing.set()
-        if self._crew.close():
+        if self._crew.close() and self._library is not None:
             self._library.close()
 
     def _station(self, found: FoundBoard) -> Station:
-        return Station(Board(self._library, found.uuid, found.parts, self._clock), found.gpus, self._clock())
+        return Station(Board(found.library, found.uuid, found.parts, self._clock), found.gpus, self._clock())
 
-    def _look_again(self) -> None:
-        """Look for GPUs that were left out and for new MIG instances; in a thread of its own, since calls may hang."""
-        while self._finder.may_find_more and not self._closing.wait(AGAIN_S):
+    def _look_again(self, search: Callable[[Library], Finder], finder: Finder | None) -> None:
+        """Look for GPUs that were left out and for new MIG instances; in a thread of its own, since calls may hang.
+
+        Without a finder the driver has not started yet: it is waited for.
+        """
+        wait_s = 0.0 if finder is None else AGAIN_S
+        while (finder is None or finder.may_find_more) and not self._closing.wait(wait_s):
+            wait_s = AGAIN_S
             try:
-                self._found_later.put(self._finder.find())
+                if finder is None:
+                    self._library = Library(timeout_s=None)
+                    finder = search(self._library)
+                self._found_later.put(finder.find())
             except NvmlFailure:
                 continue  # the next look may tell more
-            except ValueError as error:  # a new instance is too small
+            except (NvmlUnavailable, ValueError) as error:  # the driver is no good now; a new instance is too small
                 self._found_later.put(([], [str(error)]))
 
     def _take_in_found(self) -> None:
@@ -171,7 +177,7 @@ class NvmlBackend:
         count = len(self._gpus)
         new = (gpu for gpu in found.gpus if gpu.gpu_id not in self._at)
         gpus = tuple(replace(gpu, index=count + number) for number, gpu in enumerate(new))
-        station = self._station(FoundBoard(found.uuid, parts, gpus))
+        station = self._station(replace(found, parts=parts, gpus=gpus))
         self._crew.add(station)
         self._at |= dict.fromkeys((gpu.gpu_id for gpu in gpus), station)
         self._gpus = (*self._gpus, *gpus)
@@ -228,6 +234,21 @@ class NvmlBackend:
             mine = (tree.job_id for tree in trees if self._pids.ours(pid, tree.members) is not None)
             self._owners[pid] = next(mine, None)
         return self._owners[pid]
+
+
+def _first_look(
+    search: Callable[[Library], Finder], library: Library | None, least: int | None
+) -> tuple[Finder, list[FoundBoard], list[str]]:
+    """Look for the GPUs of the host; ``least`` are to be there. See ``NvmlBackend`` for what it raises."""
+    try:
+        finder = search(library or Library())
+        found, notes = finder.find()
+    except (NvmlUnavailable, NvmlFailure) as error:
+        raise ValueError(f"device.backend: 'nvml' is not accepted on this host: {error}") from error
+    if (not found or len(found) < (least or 0)) and not finder.silent:
+        why = "; ".join(notes) or f"CUDA_VISIBLE_DEVICES is {finder.visible!r}"
+        raise ValueError(f"device.count: {least} is not accepted; this host has {len(found)} GPUs ({why})")
+    return finder, found, notes
 
 
 def _age_s(use: Use, now_s: float) -> Reading:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.devices.nvml.board import Part
@@ -14,7 +14,10 @@ from cotenant.actors.devices.nvml.visible import Board as VisibleBoard
 from cotenant.actors.devices.nvml.visible import Instance, visible_devices
 from cotenant.actors.devices.nvml.watchdog import Watchdog
 
-TIMEOUT_S = 10.0  # for one GPU
+TIMEOUT_S = 10.0  # for one GPU, and for counting them
+COUNT = "nvmlDeviceGetCount"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,9 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class FoundBoard:
-    """A GPU with the devices that are to be managed."""
+    """A GPU with the devices that are to be managed, and the library that knows it."""
 
+    library: Library
     uuid: str
     parts: tuple[Part, ...]
     gpus: tuple[GpuInfo, ...]
@@ -57,14 +61,17 @@ class Finder:
         memory_bytes: Memory that jobs may use of each device; None = all that the driver leaves.
 
     Attributes:
-        may_find_more: Whether another look may: a GPU did not answer at the last one, or has MIG on.
+        library: NVML.
+        visible: As given.
+        silent: Whether a GPU, or the whole driver, did not answer at the last look.
+        may_find_more: Whether another look may: none has been completed, a GPU did not answer, or one has MIG on.
     """
 
     def __init__(self, library: Library, visible: str | None, count: int | None, memory_bytes: int | None) -> None:
-        self.may_find_more = False
-        self._library = library
-        self._visible, self._count, self._memory_bytes = visible, count, memory_bytes
-        self._stuck: dict[int, Future[Any]] = {}  # calls that have not come back, by the index of their GPU
+        self.silent, self.may_find_more = False, True
+        self.library = library
+        self.visible, self._count, self._memory_bytes = visible, count, memory_bytes
+        self._stuck: dict[int | None, Future[Any]] = {}  # calls that have not come back, by their GPU; None: counting
 
     def find(self) -> tuple[list[FoundBoard], list[str]]:
         """Look at all of them.
@@ -73,17 +80,22 @@ class Finder:
             The GPUs in order, and what is worth knowing of those that are left out.
 
         Raises:
-            NvmlFailure: The driver does not even count its GPUs.
+            NvmlFailure: The driver cannot even count its GPUs.
             ValueError: A device has less memory than ``memory_bytes``.
         """
-        indices = range(self._library.call("nvmlDeviceGetCount"))
+        try:
+            indices = range(self._ask(None, COUNT, self.library.call, COUNT))
+        except TimeoutError as error:
+            self.silent = self.may_find_more = True
+            return [], [f"no GPU can be used: {COUNT}: {error}"]
         with ThreadPoolExecutor(max_workers=max(1, len(indices))) as pool:  # one that hangs holds up no other
             candidates = list(pool.map(self._look, indices))
-        self.may_find_more = any(each.whole is None or each.mig for each in candidates)
+        self.silent = any(each.whole is None for each in candidates)
+        self.may_find_more = self.silent or any(each.mig for each in candidates)
         notes = [each.note for each in candidates if each.note]
         found: list[FoundBoard] = []
         position = 0
-        for index, devices in _chosen(candidates, self._visible, self._count).items():
+        for index, devices in _chosen(candidates, self.visible, self._count).items():
             candidate = candidates[index]
             gpus = []
             for device in devices:
@@ -94,25 +106,35 @@ class Finder:
             if gpus and candidate.whole is not None:
                 known = {gpu.gpu_id for gpu in gpus}
                 parts = tuple(_part(device) for device in devices if device.uuid in known)
-                found.append(FoundBoard(candidate.whole.uuid, parts, tuple(gpus)))
+                found.append(FoundBoard(self.library, candidate.whole.uuid, parts, tuple(gpus)))
             elif candidate.mig and not devices:
                 notes.append(f"GPU {index}: MIG is on, but it has no instance")
+        if not found and not notes:
+            notes.append(f"CUDA_VISIBLE_DEVICES is {self.visible!r}: no GPU can be used")
         return found, notes
 
     def _look(self, index: int) -> _Candidate:
-        stuck = self._stuck.get(index)
+        try:
+            return _Candidate(*self._ask(index, f"GPU {index}", _describe, self.library, index))
+        except (NvmlFailure, TimeoutError) as error:
+            return _Candidate(None, [], False, f"GPU {index} is left out: {error}")
+
+    def _ask(self, key: int | None, what: str, function: Callable[..., T], *args: Any) -> T:
+        """Call into the driver; while an earlier call with this key has not come back, no other is made.
+
+        Raises:
+            TimeoutError: It did not come back in time; the message says so.
+        """
+        stuck = self._stuck.get(key)
         if stuck is not None and not stuck.done():  # another thread would only get stuck as well
-            return _Candidate(None, [], False, f"GPU {index} is left out: its driver still does not answer")
-        watchdog = Watchdog(f"GPU {index}")
-        self._stuck[index] = answer = watchdog.start(_describe, self._library, index)
+            raise TimeoutError("the driver still does not answer")
+        watchdog = Watchdog(what)
+        self._stuck[key] = answer = watchdog.start(function, *args)
         watchdog.close()
         try:
-            return _Candidate(*answer.result(TIMEOUT_S))
-        except NvmlFailure as error:
-            why = str(error)
+            return answer.result(TIMEOUT_S)
         except TimeoutError:
-            why = f"a call did not return within {TIMEOUT_S:g} s"
-        return _Candidate(None, [], False, f"GPU {index} is left out: {why}")
+            raise TimeoutError(f"a call did not return within {TIMEOUT_S:g} s") from None
 
 
 def _chosen(candidates: Sequence[_Candidate], visible: str | None, count: int | None) -> dict[int, list[Description]]:

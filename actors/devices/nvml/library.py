@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from cotenant.actors.devices.nvml.watchdog import Hung, call_within
 
 START_TIMEOUT_S = 20.0  # the driver sets up every GPU when nobody keeps it awake (persistence mode)
+CLOSE_TIMEOUT_S = 5.0
 
 # Return codes of NVML (nvml.h).
 SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
@@ -47,6 +49,10 @@ class NvmlUnavailable(RuntimeError):
         super().__init__(reason)
 
 
+class NvmlSilent(NvmlUnavailable):
+    """The driver is there but has not answered; it may do so later."""
+
+
 class NvmlFailure(RuntimeError):
     """A function of NVML failed.
 
@@ -71,24 +77,25 @@ class Library:
     """NVML, started. Handles it gives are only good with it; ``close`` ends them.
 
     Args:
-        timeout_s: How long the driver may take to start.
+        timeout_s: How long the driver may take to start; None = as long as it likes.
 
     Raises:
-        NvmlUnavailable: No nvidia-ml-py, no driver, versions that do not match, or a driver that does not answer.
+        NvmlUnavailable: No nvidia-ml-py, no driver, or versions that do not match.
+        NvmlSilent: The driver did not answer in time.
     """
 
-    def __init__(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float | None = START_TIMEOUT_S) -> None:
         try:
             self.module: Any = importlib.import_module("pynvml")
         except ImportError as error:
             raise NvmlUnavailable("nvidia-ml-py is not installed") from error
         self._errors = (self.module.NVMLError, self.module.NVMLLibraryMismatchError)
         try:
-            call_within(timeout_s, "NVML", self.call, "nvmlInit")
+            call_within(timeout_s, "nvmlInit", self.call, "nvmlInit")
         except NvmlFailure as error:
             raise NvmlUnavailable(_START_WORDS.get(error.code, str(error)), error.code) from error
         except Hung as error:
-            raise NvmlUnavailable(str(error)) from error
+            raise NvmlSilent(str(error)) from error
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a function of nvidia-ml-py.
@@ -108,10 +115,8 @@ class Library:
 
     def close(self) -> None:
         """Let go of the driver. Call once; not while a call of another thread is under way."""
-        try:
-            self.call("nvmlShutdown")
-        except NvmlFailure:
-            return  # there is nothing to let go of any more
+        with suppress(NvmlFailure, Hung):  # there is nothing to let go of any more, or it does not let go
+            call_within(CLOSE_TIMEOUT_S, "nvmlShutdown", self.call, "nvmlShutdown")
 
 
 def fields_of(structure: Any, *names: str) -> Callable[[Any], tuple[Any, ...]]:

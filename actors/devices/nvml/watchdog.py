@@ -54,8 +54,8 @@ class Watchdog:
         self.post(lambda: function(*args), partial(_settle, answer))
         return answer
 
-    def call(self, timeout_s: float, function: Callable[..., T], *args: Any) -> T:
-        """Call ``function`` and wait for it; its exceptions are raised here.
+    def call(self, timeout_s: float | None, function: Callable[..., T], *args: Any) -> T:
+        """Call ``function`` and wait for it, ``timeout_s`` None = for ever; its exceptions are raised here.
 
         Raises:
             Hung: It did not return within ``timeout_s``, or an earlier call did not.
@@ -87,7 +87,7 @@ class Watchdog:
             self.cost_s += time.thread_time() - began
 
 
-def call_within(timeout_s: float, what: str, function: Callable[..., T], *args: Any) -> T:
+def call_within(timeout_s: float | None, what: str, function: Callable[..., T], *args: Any) -> T:
     """Call a function once, in a thread of its own; see ``Watchdog.call``."""
     watchdog = Watchdog(what)
     try:
