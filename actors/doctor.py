@@ -224,7 +224,7 @@ def check_memory_groups() -> Check:
         "cannot be made" if groups is None else f"version {groups.version}",
         "on CPU devices jobs with isolation hard are held to their memory by a limit in each process only",
         "delegate a cgroup with the memory controller to this user (systemd: Delegate=yes, and DelegateSubgroup= so "
-        "that the group itself holds no process)",
+        "that the unit's own group holds no process)",
     )
 
 

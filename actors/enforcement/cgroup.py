@@ -1,13 +1,20 @@
 """Memory groups of the kernel (cgroups): a limit that holds for all processes in it together, shared memory too.
 
-Version 2 where its memory controller can be used below this process's own group, else version 1 where that can be
-written, else none. A group that grows beyond its limit is not refused memory: the kernel kills a process of it.
+Version 2 where its memory controller can be used below this process's own group or beside it, else version 1 where
+that can be written, else none. A group that grows beyond its limit is not refused memory: the kernel kills a process
+of it.
+
+In version 2 a group that holds processes cannot hand controllers on to groups below it ("no internal processes"; only
+the root of the hierarchy may). Since this process is in its own group, the groups lie beside that one, in its parent,
+wherever the parent is ours to write: a unit or user session of systemd that is delegated, with this process in a
+group below it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,30 +93,49 @@ def find_groups(
     for version, controller in ((2, ""), (1, "memory")):
         if controller not in paths or controller not in places:
             continue
-        parent = places[controller] / paths[controller].lstrip("/")
-        groups = MemoryGroups(parent / name, version)  # type: ignore[arg-type]  # 1 or 2
-        if _usable(groups, parent):
-            return groups
+        group = paths[controller].strip("/")
+        within = places[controller] / group
+        for parent in (within, within.parent) if version == 2 and group else (within,):
+            groups = MemoryGroups(parent / name, version)  # type: ignore[arg-type]  # 1 or 2
+            if _usable(groups):
+                return groups
     return None
 
 
-def _usable(groups: MemoryGroups, parent: Path) -> bool:
-    """Try it out: whether a group can be limited is not written anywhere."""
+def _usable(groups: MemoryGroups) -> bool:
+    """Try it out: whether a group can be limited, and processes be put into it, is not written anywhere."""
+    trial = groups.base / f"trial-{os.getpid()}"
     try:
         if groups.version == 2:
-            if "memory" not in (parent / "cgroup.controllers").read_text(encoding="ascii").split():
-                return False
-            (parent / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
+            _hand_on_memory(groups.base.parent)
         groups.base.mkdir(exist_ok=True)
         if groups.version == 2:
-            (groups.base / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
-        trial = groups.create(f"trial-{os.getpid()}", 1 << 30)
+            _hand_on_memory(groups.base)
+        groups.create(trial.name, 1 << 30)
+        process = subprocess.Popen(["sleep", "60"])
+        try:
+            groups.add(trial, [process.pid])
+        finally:
+            process.kill()
+            process.wait()
         trial.rmdir()
     except (OSError, ValueError):
-        with contextlib.suppress(OSError):
-            groups.base.rmdir()
+        for group in (trial, groups.base):
+            with contextlib.suppress(OSError):
+                group.rmdir()
         return False
     return True
+
+
+def _hand_on_memory(group: Path) -> None:
+    """Have the groups below a group of version 2 limit memory.
+
+    Raises:
+        OSError: It cannot: it does not have that controller itself, holds processes, or is not ours to write.
+    """
+    control = group / "cgroup.subtree_control"
+    if "memory" not in control.read_text(encoding="ascii").split():
+        control.write_text("+memory", encoding="ascii")
 
 
 def _own_paths(text: str) -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,55 +23,219 @@ FILES = {
     2: {"memory.max": "max", "memory.current": "0"},
     1: {"memory.limit_in_bytes": "9", "memory.usage_in_bytes": "0"},
 }
+PROCS, CONTROLLERS, HANDED_ON = "cgroup.procs", "cgroup.controllers", "cgroup.subtree_control"
+WRITE, MKDIR, RMDIR = Path.write_text, Path.mkdir, Path.rmdir
 
 
 class Kernel:
-    """Files that look like the kernel's, and a ``mkdir`` that fills a new group."""
+    """A tree of files that does to whoever writes to it what the kernel does, the rules of version 2 included.
+
+    Args:
+        own: The group that this process is in.
+        controllers: Those that the uppermost group has.
+        real_root: Whether the uppermost group is the root of the hierarchy, which the rules do not hold for; else that
+            of a container.
+        closed: Groups that this user may not write to.
+    """
 
     def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, version: int, controllers: str = "cpu memory"
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        version: int,
+        *,
+        own: str = "/own",
+        controllers: str = "cpu memory",
+        real_root: bool = True,
+        closed: tuple[str, ...] = (),
     ) -> None:
         self.root = folder / "cgroup"
-        (self.root / "own").mkdir(parents=True)
-        (self.root / "own" / "cgroup.controllers").write_text(controllers)
+        self.version, self.real_root = version, real_root
+        self.closed = {self.root / name.strip("/") for name in closed}
+        MKDIR(self.root)
+        self._fill(self.root, controllers)
+        for part in reversed((self.root / own.strip("/")).relative_to(self.root).parents):
+            self.make(self.root / part)
+        self.make(self.root / own.strip("/"))
         self.own = folder / "own"
         self.mounts = folder / "mounts"
         kind, options = ("cgroup2", "rw") if version == 2 else ("cgroup", "rw,memory")
-        self.own.write_text("0::/own\n" if version == 2 else "4:memory:/own\n0::/\n")
+        self.own.write_text(f"0::{own}\n" if version == 2 else f"4:memory:{own}\n0::/\n")
         self.mounts.write_text(f"30 25 0:26 / {self.root} rw,relatime - {kind} cgroup {options}\n")
-        plain = Path.mkdir
+        self.attach(self.root / own.strip("/"), os.getpid())
+        self._replace(monkeypatch)
 
-        def mkdir(path: Path, *args: object, **more: object) -> None:
-            plain(path, *args, **more)  # type: ignore[arg-type]
-            if self.root in path.parents:
-                for name, text in FILES[version].items():
-                    (path / name).write_text(text)
+    def _replace(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def mkdir(path: Path, *args: Any, **more: Any) -> None:
+            self._mkdir(path, *args, **more)
 
         def rmdir(path: Path) -> None:
-            for entry in path.iterdir():
-                entry.unlink()
-            os.rmdir(path)  # noqa: PTH106
+            self._rmdir(path)
 
-        monkeypatch.setattr(Path, "mkdir", mkdir)
-        monkeypatch.setattr(Path, "rmdir", rmdir)
+        def write_text(path: Path, text: str, **_: str) -> int:
+            return self._write(path, text)
+
+        for function in (mkdir, rmdir, write_text):
+            monkeypatch.setattr(Path, function.__name__, function)
 
     def find(self) -> MemoryGroups | None:
         return find_groups("cotenant", self.own, self.mounts)
 
+    def make(self, group: Path) -> None:
+        if not group.exists():
+            MKDIR(group)
+            self._fill(group, (group.parent / HANDED_ON).read_text() if self.version == 2 else "memory")
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_both_versions_are_found(tmp_path, monkeypatch, version):
-    kernel = Kernel(tmp_path, monkeypatch, version)
+    def groups(self) -> set[str]:
+        return {f"/{path.relative_to(self.root)}" for path in self.root.rglob("*") if path.is_dir()}
+
+    def attach(self, group: Path, pid: int) -> None:
+        if self._bound(group) and (group / HANDED_ON).read_text():
+            raise OSError(errno.EBUSY, "it hands controllers on")
+        for procs in self.root.rglob(PROCS):
+            WRITE(procs, "".join(f"{other}\n" for other in procs.read_text().split() if other != str(pid)))
+        with (group / PROCS).open("a") as procs:
+            procs.write(f"{pid}\n")
+
+    def hand_on(self, group: Path, controller: str) -> None:
+        if controller not in (group / CONTROLLERS).read_text().split():
+            raise OSError(errno.ENOENT, "it does not have it")
+        if self._bound(group) and (group / PROCS).read_text():
+            raise OSError(errno.EBUSY, "it holds processes")
+        WRITE(group / HANDED_ON, controller)
+        for child in (path for path in group.iterdir() if path.is_dir()):
+            self._fill(child, controller)
+
+    def _bound(self, group: Path) -> bool:
+        """Whether it may not both hold processes and hand controllers on."""
+        return self.version == 2 and not (group == self.root and self.real_root)
+
+    def _fill(self, group: Path, controllers: str) -> None:
+        limits = FILES[self.version] if self.version == 1 or (group != self.root and "memory" in controllers) else {}
+        files = {PROCS: "", **limits} | ({HANDED_ON: ""} if self.version == 2 else {})
+        for name, text in files.items():
+            if not (group / name).exists():
+                WRITE(group / name, text)
+        WRITE(group / CONTROLLERS, controllers)
+
+    def _check(self, group: Path) -> None:
+        if group in self.closed:
+            raise PermissionError(errno.EACCES, "closed")
+
+    def _mkdir(self, path: Path, *args: Any, **more: Any) -> None:
+        if self.root not in path.parents or path.exists():
+            MKDIR(path, *args, **more)
+            return
+        self._check(path.parent)
+        self.make(path)
+
+    def _rmdir(self, path: Path) -> None:
+        alive = any(Path(f"/proc/{pid}").exists() for pid in (path / PROCS).read_text().split())
+        if alive or any(entry.is_dir() for entry in path.iterdir()):
+            raise OSError(errno.EBUSY, "in use")
+        for entry in path.iterdir():
+            entry.unlink()
+        RMDIR(path)
+
+    def _write(self, path: Path, text: str) -> int:
+        if self.root not in path.parents:
+            return WRITE(path, text)
+        self._check(path.parent)
+        if path.name == PROCS:
+            self._attach_as_user(path.parent, int(text))
+        elif path.name == HANDED_ON:
+            self.hand_on(path.parent, text.removeprefix("+"))
+        elif path.exists():
+            WRITE(path, text)
+        else:
+            raise FileNotFoundError(path)
+        return len(text)
+
+    def _attach_as_user(self, group: Path, pid: int) -> None:
+        """Whoever moves a process needs to write to the group that both groups lie in."""
+        now = [procs.parent for procs in self.root.rglob(PROCS) if str(pid) in procs.read_text().split()]
+        common = {group, *group.parents}.intersection(*({place, *place.parents} for place in now or [self.started_in]))
+        self._check(max(common, key=lambda path: len(path.parts)))
+        self.attach(group, pid)
+
+    @property
+    def started_in(self) -> Path:
+        """Where processes are that this one has started."""
+        return next(procs.parent for procs in self.root.rglob(PROCS) if str(os.getpid()) in procs.read_text().split())
+
+
+@pytest.mark.parametrize(
+    ("version", "layout", "base"),
+    [
+        pytest.param(1, {}, "/own/cotenant", id="version 1, below our own group"),
+        pytest.param(2, {"own": "/"}, "/cotenant", id="the root of the hierarchy may do both"),
+        pytest.param(2, {}, "/cotenant", id="beside our own group"),
+        pytest.param(
+            2, {"own": "/unit/agent"}, "/unit/cotenant", id="in a unit that is delegated, beside our subgroup"
+        ),
+        pytest.param(
+            2, {"own": "/init", "real_root": False}, "/cotenant", id="in a container that has put us into a group"
+        ),
+    ],
+)
+def test_where_groups_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, layout: dict[str, Any], base: str
+) -> None:
+    kernel = Kernel(tmp_path, monkeypatch, version, **layout)
+    if layout.get("own") == "/unit/agent":
+        kernel.hand_on(kernel.root, "memory")  # as systemd does for a unit with Delegate=yes
     groups = kernel.find()
-    assert groups == MemoryGroups(kernel.root / "own" / "cotenant", version)
+    assert groups == MemoryGroups(kernel.root / base.strip("/"), version)
     assert [entry for entry in groups.base.iterdir() if entry.is_dir()] == [], "the trial is gone"
+    job = groups.create("job.1.0", MIB)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        groups.add(job, [process.pid])
+        assert groups.members(job) == {process.pid}
+        assert kernel.find() == groups, "an agent that follows finds it again"
+        process.kill()
 
 
-def test_version_2_without_the_controller_is_none(tmp_path, monkeypatch):
-    assert Kernel(tmp_path, monkeypatch, 2, "cpu io").find() is None
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({"controllers": "cpu io"}, id="without the controller"),
+        pytest.param({"own": "/", "real_root": False}, id="in a container, in its uppermost group"),
+        pytest.param({"closed": ("/", "/own")}, id="nothing is ours to write"),
+        pytest.param({"own": "/unit/agent", "closed": ("/unit",)}, id="the unit is not delegated"),
+    ],
+)
+def test_where_version_2_cannot_limit_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any]
+) -> None:
+    kernel = Kernel(tmp_path, monkeypatch, 2, **layout)
+    if layout.get("own") == "/unit/agent":
+        kernel.hand_on(kernel.root, "memory")
+    before = kernel.groups()
+    assert kernel.find() is None
+    assert kernel.groups() == before, "nothing is left behind"
 
 
-@pytest.mark.parametrize("text", ["", "0::/elsewhere\n", "9:name=systemd:/\n"])
+def test_a_parent_that_holds_processes_of_others_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(tmp_path, monkeypatch, 2, own="/unit/agent")
+    kernel.hand_on(kernel.root, "memory")
+    kernel.attach(kernel.root / "unit", 1)
+    before = kernel.groups()
+    assert kernel.find() is None
+    assert kernel.groups() == before
+
+
+def test_where_processes_cannot_be_moved_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group can be made and limited: somebody has left one that is ours in a parent that is not."""
+    kernel = Kernel(tmp_path, monkeypatch, 2, own="/unit/agent")
+    kernel.hand_on(kernel.root, "memory")
+    kernel.hand_on(kernel.root / "unit", "memory")
+    kernel.make(kernel.root / "unit" / "cotenant")
+    kernel.closed = {kernel.root / "unit"}
+    assert kernel.find() is None
+    assert "/unit/cotenant" not in kernel.groups()
+
+
+@pytest.mark.parametrize("text", ["", "0::/elsewhere/below\n", "9:name=systemd:/\n"])
 def test_where_nothing_can_be_made_there_is_none(tmp_path, monkeypatch, text):
     kernel = Kernel(tmp_path, monkeypatch, 2)
     kernel.own.write_text(text)
@@ -87,7 +253,8 @@ def test_a_limit_is_never_less_than_what_is_in_use(tmp_path, monkeypatch):
 
 
 def test_a_job_that_is_kept_apart_gets_a_group_and_others_do_not(tmp_path, monkeypatch):
-    cpu = CpuEnforcement([0], Kernel(tmp_path, monkeypatch, 1).find())
+    kernel = Kernel(tmp_path, monkeypatch, 1)
+    cpu = CpuEnforcement([0], kernel.find())
     gpus = [GpuInfo("g", "cpu-core", 0, 1 << 30, {"CUDA_VISIBLE_DEVICES": ""}, (0,))]
     for name, isolation in (("soft.1", "soft"), ("hard.1", "hard")):
         job_dir = tmp_path / name
@@ -103,13 +270,14 @@ def test_a_job_that_is_kept_apart_gets_a_group_and_others_do_not(tmp_path, monke
     assert limit.read_text() == str(5120 * MIB)
     ReportWriter(str(tmp_path / "hard.1"), 0).write(1, 0.0, 0.0, 0)
     cpu.report(tmp_path / "hard.1", 0.0)
-    assert (groups.base / "hard.1.0" / "cgroup.procs").read_text() == str(os.getpid())
+    assert groups.members(groups.base / "hard.1.0") == {os.getpid()}
     assert "killed when together they outgrow" in cpu.guarantees(
         tmp_path / "hard.1", cpu.report(tmp_path / "hard.1", 0.0)
     )
 
     cpu.tend([tmp_path / "hard.1"])
     assert limit.exists()
+    kernel.attach(kernel.root / "own", os.getpid())
     cpu.tend([])
     assert not limit.exists()
     cpu.close()
