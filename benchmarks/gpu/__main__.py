@@ -22,6 +22,7 @@ from benchmarks.gpu.steered import followed_demand, migrated, rescued
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.devices.nvml.backend import NvmlBackend
 from cotenant.actors.devices.nvml.library import Library, NvmlFailure
+from cotenant.actors.devices.registry import VISIBLE
 from cotenant.actors.enforcement.pausing import CheckpointPause, Pause, PauseError, SignalPause
 from cotenant.configs.settings import DeviceSettings
 
@@ -41,11 +42,14 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     chosen.out.mkdir(parents=True, exist_ok=True)
     began, rows, failed = time.monotonic(), [], []
-    backend = NvmlBackend(DeviceSettings(backend="nvml"))
+    try:
+        backend = NvmlBackend(DeviceSettings(backend="nvml"), visible=os.environ.get(VISIBLE))
+    except ValueError as error:
+        parser.error(str(error))
     gpu = backend.discover()[0]
     env = {"COTENANT_GPU_DRY_RUN": "1", "COTENANT_GPU_DRY_BYTES": str(gpu.memory_bytes // 4)} if chosen.dry_run else {}
     with tempfile.TemporaryDirectory(prefix="ct-gpu-") as folder:
-        dry = Dry([each.gpu_id for each in backend.discover()]) if chosen.dry_run else None
+        dry = Dry() if chosen.dry_run else None
         bench = Bench(Path(folder), backend, gpu, env, dry)
         for case in (each for each in CASES if each.__name__ in (chosen.case or names)):
             try:
@@ -137,7 +141,7 @@ def memory(bench: Bench) -> list[Row]:
 
 def overhead(bench: Bench) -> list[Row]:
     """What looking at the GPU ten times a second costs a job."""
-    with bench.host("timeslice") as host:
+    with bench.host(bench.methods[0]) as host:
         job = started(host, "overhead", bench)
         bench.backend.watch("overhead", [bench.gpu.gpu_id], job.root_pid)
         without = job.rate(bench.window_s)
@@ -153,11 +157,11 @@ def overhead(bench: Bench) -> list[Row]:
 def paused(bench: Bench) -> list[Row]:
     """How long it takes to hold a job still, and to let it go on."""
     ways: list[Pause] = [SignalPause()]
-    if not CheckpointPause().missing():
+    if not bench.no_checkpoints:
         ways.append(CheckpointPause())
     rows = []
     for way in ways:
-        with bench.host("timeslice") as host:
+        with bench.host(bench.methods[0]) as host:
             job = started(host, f"paused-{way.name}", bench)
             before = used(bench)
             seconds = timed(lambda way=way, job=job: way.pause(job.root_pid, job.device_pids()))  # type: ignore[misc]

@@ -14,7 +14,10 @@ from benchmarks.gpu.host import Host
 from benchmarks.gpu.shell import Shell
 
 from cotenant.actors.devices.base import DeviceBackend, GpuInfo
+from cotenant.actors.enforcement.choice import GpuTraits, Method, choose_pause
+from cotenant.actors.enforcement.host import kind_of
 from cotenant.actors.enforcement.mpscontrol import CONTROL
+from cotenant.actors.enforcement.pausing import CheckpointPause
 from cotenant.configs.settings import EnforcementSettings, LeaseSettings, ProfilerSettings, ResizeSettings, Settings
 
 WINDOW_S, DRY_WINDOW_S = 10.0, 0.2
@@ -46,12 +49,26 @@ class Bench:
         return WINDOW_S if self.dry is None else DRY_WINDOW_S
 
     @property
-    def methods(self) -> list[str]:
-        """The ways that this host has."""
+    def methods(self) -> list[Method]:
+        """The ways in which jobs can be held on the GPU, the one without a server first."""
+        if kind_of(self.gpu) == "mig":
+            return ["mig"]
         return ["timeslice", "mps"] if shutil.which(CONTROL) else ["timeslice"]
 
+    @property
+    def sharing(self) -> dict[str, str]:
+        """The hints that jobs need to be put onto one GPU together."""
+        return {"isolation": "none"} if kind_of(self.gpu) == "mig" else {}
+
+    @property
+    def no_checkpoints(self) -> str:
+        """Why the driver cannot checkpoint jobs that are held without a server; empty when it can."""
+        traits = GpuTraits(self.gpu.gpu_id, kind_of(self.gpu), checkpoint_missing=CheckpointPause().missing())
+        name, why = choose_pause([traits], self.methods[0])
+        return "" if name == "checkpoint" else why
+
     @contextmanager
-    def host(self, method: str) -> Iterator[Host]:
+    def host(self, method: Method) -> Iterator[Host]:
         """A host whose jobs are held in that way."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             host = Host(Path(folder), self.gpu, mps=method == "mps", env=self.env)
@@ -62,7 +79,7 @@ class Bench:
 
     @contextmanager
     def shell(self, gpus: Sequence[GpuInfo] = ()) -> Iterator[Shell]:
-        """A whole cotenant on these GPUs (by default one), whose jobs take turns; windows are short in a dry run."""
+        """A whole cotenant on these GPUs (by default one), without MPS; windows are short in a dry run."""
         settings = Settings(enforcement=EnforcementSettings(mps="off"), lease=LeaseSettings(stop_grace_s=1.0))
         if self.dry is not None:
             quick = {

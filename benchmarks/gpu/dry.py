@@ -11,16 +11,12 @@ STATE = "NVML_STANDIN_STATE"
 
 
 class Dry:
-    """The stand-in's state file, with a line per job on top of what was there.
+    """The stand-in's state file, with a line per job on top of what was there."""
 
-    Args:
-        gpu_ids: The GPUs in NVML's order.
-    """
-
-    def __init__(self, gpu_ids: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self._state = Path(os.environ[STATE])
         self._hardware = self._state.read_text(encoding="utf-8")
-        self._index = {gpu_id: index for index, gpu_id in enumerate(gpu_ids)}
+        self._places = dict(filter(None, map(_place, self._hardware.splitlines())))
 
     def show(self, places: Mapping[Path, Sequence[str]]) -> None:
         """Tell the stand-in what the jobs with these directories use of their GPUs."""
@@ -31,7 +27,19 @@ class Dry:
                 pid, said = report.name.removeprefix("report-"), claim.read_text(encoding="utf-8").split()
                 if len(said) == 2:  # not half written
                     uses = f"pid={pid} memory={said[0]} sm={said[1]}"
-                    lines += [f"process {self._index[gpu_id]} {uses}\n" for gpu_id in gpu_ids]
+                    for index, instance in map(self._places.__getitem__, gpu_ids):
+                        lines.append(f"process {index} {uses}{instance}\n")
         fresh = self._state.with_suffix(".dry")
         fresh.write_text(self._hardware + "".join(lines), encoding="utf-8")
         fresh.replace(self._state)
+
+
+def _place(line: str) -> tuple[str, tuple[str, str]] | None:
+    """Return of the device that a line tells of its UUID, its GPU's number, and what names an instance."""
+    words = line.split()
+    if words[:1] == ["instance"]:
+        return words[3], (words[1], f" instance={words[2]}")
+    if words[:1] == ["gpu"]:
+        uuid = next(word.removeprefix("uuid=") for word in words if word.startswith("uuid="))
+        return uuid, (words[1], "")
+    return None

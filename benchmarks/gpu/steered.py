@@ -29,7 +29,7 @@ def _rescued(bench: Bench, case: str, needed: int) -> list[Row]:
         memory = bench.gpu.memory_bytes
         saves = {"checkpoint": "own", "priority": "low", "grace": 5}
         if case != "alone":
-            neighbour = {"gpu_memory": memory // 2, "compute": 0.4, "max_slowdown": 9} | saves
+            neighbour = {"gpu_memory": memory // 2, "compute": 0.4, "max_slowdown": 9} | saves | bench.sharing
             shell.submit("neighbour", neighbour, "grow", str(int(0.45 * memory)), "0")
             shell.until(lambda: shell.steps("neighbour") > 100, "the neighbour to step")
         hints = {
@@ -38,7 +38,7 @@ def _rescued(bench: Bench, case: str, needed: int) -> list[Row]:
             "priority": "high",
             "max_slowdown": 9,
             "restart": "on_failure",
-        }
+        } | bench.sharing
         shell.submit("growing", hints, "grow", str(needed), str(bench.window_s / 2))
         shell.until(lambda: shell.steps("growing") > 0, "the growing job to step")
         took_s = shell.until(lambda: _holds(shell, "growing", needed), f"a share of {needed} bytes")
@@ -78,9 +78,8 @@ def migrated(bench: Bench) -> list[Row]:
         moved = shell.shares("moving")[0].gpu_id != before.gpu_id
         rows.append(Row("moved to another GPU", "stop and start", "from the request to its first step", took_s, "s"))
         rows.append(Row("moved to another GPU", "stop and start", "is there", float(moved), "1", goal="== 1"))
-        missing = CheckpointPause().missing()
-        if missing:
-            bench.skipped.append(f"migrated, driver checkpoints: {missing}")
+        if bench.no_checkpoints:
+            bench.skipped.append(f"migrated, driver checkpoints: {bench.no_checkpoints}")
         else:
             rows += _by_driver(shell, [gpu.gpu_id for gpu in gpus])
     return rows
@@ -105,7 +104,7 @@ def followed_demand(bench: Bench) -> list[Row]:
     phase_s, phases = (PHASE_S, PHASES) if bench.dry is None else (DRY_PHASE_S, DRY_PHASES)
     out = bench.folder / "phases.json"
     with bench.shell() as shell:
-        hints = {"gpu_memory": bench.gpu.memory_bytes // 4, "compute": 0.05, "max_slowdown": 20}
+        hints = {"gpu_memory": bench.gpu.memory_bytes // 4, "compute": 0.05, "max_slowdown": 20} | bench.sharing
         shell.submit("changing", hints, "phases", str(phases), str(phase_s), str(out))
         shell.submit("steady", hints, "train")
         changes: list[Change] = []
