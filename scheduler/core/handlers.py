@@ -9,6 +9,7 @@ from typing import Any
 from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
 from cotenant.placement.resize import UsageSignal
 from cotenant.placement.types import Share
+from cotenant.scheduler.core import outgrown
 from cotenant.scheduler.core.allocations import resources_asked
 from cotenant.scheduler.core.deadlines import at_speed
 from cotenant.scheduler.core.events import (
@@ -77,6 +78,7 @@ def job_submitted(turn: Turn, event: JobSubmitted) -> None:
         return
     job = Job(spec, JobState.PENDING, queued_at=now, seq=state.next_seq, reason="submitted")
     job = replace(job, history=(StateChange(now, JobState.PENDING, "submitted"),))
+    job = outgrown.start_with(state, job)
     state.next_seq += 1
     state.note_kind(job)
     if state.hosts:
@@ -193,13 +195,19 @@ def job_exited(turn: Turn, event: JobExited) -> None:
 
 def _out_of_memory(turn: Turn, job: Job, reason: str, code: int) -> tuple[Job, Ending]:
     """Let a job that its memory share was too small for try once more with more; whatever its restart policy."""
-    had = max((share.memory_bytes for share in job.lease.shares), default=0) if job.lease else 0
+    had = _memory_of(job)
     largest = max((gpu.memory_bytes for gpu in turn.state.gpus.values()), default=0)
     if job.was_held or job.overruns or had >= largest:
         return job, Ending(JobState.FAILED, f"{reason}: out of memory", exit_code=code)
     wanted = with_margin(turn.state, job, had + 1, had * OUT_OF_MEMORY_GROWTH)
+    outgrown.learn(turn.state, job, had, wanted)
     ending = Ending(JobState.QUEUED, f"{reason}: out of memory with {had} bytes; once more with {wanted}")
     return replace(job, overruns=job.overruns + 1, memory_hint_corrected=wanted), ending
+
+
+def _memory_of(job: Job) -> int:
+    """Return the largest of the job's memory shares."""
+    return max((share.memory_bytes for share in job.lease.shares), default=0) if job.lease else 0
 
 
 def job_missing(turn: Turn, event: JobMissing) -> None:
@@ -253,6 +261,7 @@ def _stop_for_overrun(turn: Turn, job: Job, used: int, wanted: int) -> None:
         ending = Ending(JobState.FAILED, f"{reason}; it had been restarted with more memory before")
     else:
         ending = Ending(JobState.QUEUED, f"{reason}; once more with what it needs")
+        outgrown.learn(turn.state, job, _memory_of(job), wanted)
     turn.stop(replace(job, overruns=job.overruns + 1, memory_hint_corrected=wanted), ending)
 
 

@@ -244,6 +244,21 @@ class Colocation:
 
 
 @dataclass(frozen=True, slots=True)
+class Outgrown:
+    """What a program was found to need, per GPU, once a run of it had too little memory (see ``outgrown``).
+
+    Attributes:
+        job_id: That run.
+        had_bytes: Its share.
+        memory_bytes: What it was tried with then.
+    """
+
+    job_id: str
+    had_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a job is, in seconds' worth of running alone.
 
@@ -362,7 +377,7 @@ class Job:
     fit_errors: tuple[FitError, ...] = ()  # why no device could ever take it, one of each kind
     profile: DemandProfile | None = None
     predicted: float | None = None  # predicted normalised throughput n with the present neighbours
-    memory_hint_corrected: int | None = None  # memory learnt from an overrun, replaces the hint
+    memory_hint_corrected: int | None = None  # learnt from an overrun, its own or its program's: replaces the hint
     not_placeable: bool = False  # ended because no device could ever take it
     seq: int = 0  # order of submission
     hosts: tuple[str, ...] = ()  # hosts of the present lease

@@ -11,6 +11,7 @@ from cotenant.forecasting.types import Signature
 from cotenant.placement import types as placement
 from cotenant.placement.explain import explain as fold
 from cotenant.placement.explain import memory_text, would_help
+from cotenant.scheduler.core import outgrown
 from cotenant.scheduler.core.accounts import KINDS, Account, Kind, busy, fair_share, name_of, terms_of
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, tell, waiting_outlook
 from cotenant.scheduler.core.growth import refused_growth
@@ -189,6 +190,7 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
         details.extend(_deadline(state, job, now))
         details.extend(_accounts(state, job))
         details.extend(_where_numbers_come_from(state, job))
+        details.extend(outgrown.tell(state, job))
     details.extend(f"{_ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
     helps = would_help(job.fit_errors or state.line.why(job_id))
     if not job.state.terminal:

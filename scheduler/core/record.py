@@ -13,7 +13,7 @@ from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.mix import Counts
 from cotenant.placement.resize import ResizeMemory
 from cotenant.scheduler.core.accounts import Kind
-from cotenant.scheduler.core.model import Gpu, Host, Job, Progress, Reservation
+from cotenant.scheduler.core.model import Gpu, Host, Job, Outgrown, Progress, Reservation
 from cotenant.scheduler.core.moves import Moves
 from cotenant.scheduler.core.snapshot import Told, Usage
 
@@ -52,6 +52,7 @@ class Record:
     typed_profiles: dict[str, dict[str, DemandProfile]] = field(default_factory=dict)
     moves: Moves = field(default_factory=Moves)
     mix: Counts = field(default_factory=Counts)
+    outgrown: dict[str, Outgrown] = field(default_factory=dict)
 
 
 # The one-element tuple carries the configuration, which a bare dataclass cannot: infinities survive the round trip.

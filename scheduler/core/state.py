@@ -28,7 +28,7 @@ from cotenant.scheduler.core.accounts import Accounts
 from cotenant.scheduler.core.deadlines import ends, expected_end
 from cotenant.scheduler.core.floor import Floor, view_of
 from cotenant.scheduler.core.line import Line
-from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec, JobState, Progress, Reservation
+from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec, JobState, Outgrown, Progress, Reservation
 from cotenant.scheduler.core.models import Models
 from cotenant.scheduler.core.moves import Moves
 from cotenant.scheduler.core.priority import Standing
@@ -43,7 +43,7 @@ KEPT_FINGERPRINTS = 10_000
 _WRITTEN_AS_IT_IS = (
     "configured", "settings", "now", "cycle", "next_seq", "profiles", "typed_profiles", "usage", "resize_memory",
     "reported_at", "ignored", "overlooked", "model_versions", "evidence_at", "progress", "reservation",
-    "deadlines_seen_at", "moves",
+    "deadlines_seen_at", "moves", "outgrown",
 )  # fmt: skip
 
 
@@ -66,6 +66,7 @@ class State:
         gpus: Their GPUs by id.
         profiles: What is known of each fingerprint.
         typed_profiles: The same by GPU type, of programs that ran while the cluster had several.
+        outgrown: By fingerprint, the memory that programs need of which a run had too little.
         usage: Last measurement by job id and GPU id.
         resize_memory: What resizing remembers, by GPU id.
         reported_at: When each host last reported measurements.
@@ -96,6 +97,7 @@ class State:
     gpus: dict[str, Gpu] = field(default_factory=dict)
     profiles: dict[str, DemandProfile] = field(default_factory=dict)
     typed_profiles: dict[str, dict[str, DemandProfile]] = field(default_factory=dict)
+    outgrown: dict[str, Outgrown] = field(default_factory=dict)
     usage: dict[str, dict[str, Usage]] = field(default_factory=dict)
     resize_memory: dict[str, ResizeMemory] = field(default_factory=dict)
     reported_at: dict[str, float] = field(default_factory=dict)
