@@ -261,6 +261,7 @@ class TestManyGpus:
                         {"gpu_type": "other"},
                         {"island": "linked"},
                         {"host_id": "elsewhere"},
+                        {"host_cpus": 4.0},
                     ]
                 ),
             ),
@@ -271,8 +272,9 @@ class TestManyGpus:
         views = [replace(gpu(f"g{i}", resident(f"r{i}", cpus=1.0), host=f"h{i // 2}"), host_cpus=8.0) for i in range(4)]
         fleet = Fleet(views)
         for number, change in changes:
-            views[number] = replace(views[number], **change)
-            fleet.put(views[number])
+            for each in range(4) if "host_cpus" in change else (number,):  # a host's are the same for all of its GPUs
+                views[each] = replace(views[each], **change)
+                fleet.put(views[each])
             assert_same(fleet, Fleet(views))
 
     @given(
