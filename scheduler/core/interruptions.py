@@ -23,7 +23,9 @@ def tell(why: Interruption) -> str:
         case "unshare":
             return f"gets GPUs of its own, or faster ones, which were free: {_worth(why)}"
         case "trade":
-            return f"changes places on GPUs of several types with others: {_worth(why)}"
+            places = "changes places on GPUs of several types with others"
+            loses = (why.gain_s or 0.0) < 0.0
+            return f"{places}, who gain more speed by it than it loses" if loses else f"{places}: {_worth(why)}"
         case _:
             return "as asked"
 

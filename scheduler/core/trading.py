@@ -3,12 +3,14 @@
 A job is placed when GPUs are free, and later comers find the fast ones taken. So now and then all movable jobs that
 have GPUs to themselves are assigned to GPU types anew, by an integer program::
 
-    maximise    sum over jobs j, types t of  x[j, t] (w_j left_j (slower_j[now] - slower_j[t]) - moved[j, t] w_j cost)
+    maximise    sum over jobs j, types t of  x[j, t] w_j (speed_j[t] - speed_j[now] - moved[j, t] cost / left_j)
     subject to  every job on one type, and no type used beyond the GPUs that these jobs have or that are free
 
-with ``left`` the seconds that the job has left alone on its fastest type, ``slower`` how many times longer it takes on
-a type, ``w`` its weight, and ``cost`` that of a move, ``WORTH`` times. (Gavel, Narayanan et al. 2020, spreads every job
-over types in time instead.) Nobody is suspended for another: whoever runs goes on running.
+with ``speed`` that on a type against the job's fastest, ``w`` its weight, ``left`` the seconds that it has left alone
+on its fastest type, and ``cost`` that of a move, ``WORTH`` times. What counts is how fast work gets done now, and not
+what each job saves until it ends: that would keep the fast GPUs for the longest jobs, though these get them anyway once
+the shorter ones are through. (Gavel, Narayanan et al. 2020, spreads every job over types in time instead.) Nobody is
+suspended for another: whoever runs goes on running.
 """
 
 from __future__ import annotations
@@ -37,17 +39,20 @@ def trade(board: Board) -> None:
     if not jobs:
         return
     kind = np.array([fleet.kind[fleet.position(board.places(job.spec.job_id)[0])] for job in jobs])
-    gpus, saves = np.array([job.spec.hints.gpus for job in jobs]), _saved_s(board, jobs, kind)
+    left_s = np.array([board.left_s(job.spec.job_id) for job in jobs])
+    slower = np.array([[board.slower_on(job.spec.job_id, name) for name in fleet.kinds] for job in jobs])
+    gpus, worth = np.array([job.spec.hints.gpus for job in jobs]), _worth(board, jobs, kind, slower, left_s)
+    rows = np.arange(len(jobs))
     for _ in range(MOST_TRIES):
-        chosen = _assigned(saves, gpus, kind, _free(board, len(fleet.kinds)))
+        chosen = _assigned(worth, gpus, kind, _free(board, len(fleet.kinds)))
         movers = [(job, int(to)) for job, at, to in zip(jobs, kind, chosen, strict=True) if at != to]
         stuck = _move(board, movers)
         if stuck is None:
-            worth = {job.spec.job_id: saves[row, chosen[row]] for row, job in enumerate(jobs)}
-            _leave(board, [job for job, _ in movers], worth)
+            saved_s = left_s * (slower[rows, kind] - slower[rows, chosen])
+            _leave(board, [(jobs[row], float(saved_s[row])) for row in np.flatnonzero(chosen != kind).tolist()])
             return
         row = jobs.index(stuck)
-        saves[row] = np.where(np.arange(len(fleet.kinds)) == kind[row], 0.0, -np.inf)
+        worth[row] = np.where(np.arange(len(fleet.kinds)) == kind[row], 0.0, -np.inf)
 
 
 def _has_gpus_to_itself(board: Board, job: Job) -> bool:
@@ -62,40 +67,43 @@ def _free(board: Board, kinds: int) -> Integers:
     return np.bincount(board.statement.fleet.kind[board.empty()], minlength=kinds)
 
 
-def _saved_s(board: Board, jobs: Sequence[Job], kind: Integers) -> Floats:
-    """Return what each job saves on each type against where it is, less what it costs, shape (jobs, types), seconds.
+def _worth(board: Board, jobs: Sequence[Job], kind: Integers, slower: Floats, left_s: Floats) -> Floats:
+    """Return by how much each job is faster on each type than where it is, less what the move costs, by its weight.
 
-    -inf where it cannot run.
+    Args:
+        board: The board.
+        jobs: The jobs.
+        kind: Where each is, shape (jobs,).
+        slower: How many times longer each takes on each type, shape (jobs, types).
+        left_s: Seconds each has left alone on its fastest type.
+
+    Returns:
+        Shape (jobs, types), -inf where a job cannot run.
     """
-    kinds = board.statement.fleet.kinds
-    ids = [job.spec.job_id for job in jobs]
-    slower = np.array([[board.slower_on(each, name) for name in kinds] for each in ids])
-    left_s, weight = np.array([board.left_s(each) for each in ids]), np.array([board.weight(each) for each in ids])
-    rows = np.arange(len(jobs))
-    with np.errstate(invalid="ignore"):
-        saved = (left_s * weight)[:, None] * (slower[rows, kind][:, None] - slower)
-    saved -= (WORTH * board.rules.move_cost_s * weight)[:, None]
-    saved[rows, kind] = 0.0
-    possible: Floats = np.where(np.isfinite(saved), saved, -np.inf)
-    return possible
+    rows, weight = np.arange(len(jobs)), np.array([board.weight(job.spec.job_id) for job in jobs])
+    speed, cost_s = 1.0 / slower, WORTH * board.rules.move_cost_s
+    gained = speed - speed[rows, kind][:, None] - (cost_s / np.maximum(left_s, 1.0))[:, None]
+    worth: Floats = np.where(np.isfinite(slower), weight[:, None] * gained, -np.inf)
+    worth[rows, kind] = 0.0
+    return worth
 
 
-def _assigned(saves: Floats, gpus: Integers, kind: Integers, free: Integers) -> Integers:
-    """Return the type of each job with which all together save most."""
-    rows, columns = np.nonzero(np.isfinite(saves))
-    worth = saves[rows, columns]
-    if not (worth > 0.0).any():
+def _assigned(worth: Floats, gpus: Integers, kind: Integers, free: Integers) -> Integers:
+    """Return the type of each job with which all together gain most."""
+    rows, columns = np.nonzero(np.isfinite(worth))
+    each_worth = worth[rows, columns]
+    if not (each_worth > 0.0).any():
         return kind
     from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - takes long, and few clusters need it
     from scipy.sparse import coo_array  # noqa: PLC0415
 
-    count, kinds = saves.shape
+    count, kinds = worth.shape
     each = np.arange(len(rows))
     once = coo_array((np.ones(len(rows)), (rows, each)), shape=(count, len(rows)))
     used = coo_array((gpus[rows].astype(np.float64), (columns, each)), shape=(kinds, len(rows)))
     limits = free + np.bincount(kind, weights=gpus, minlength=kinds)
     found = milp(
-        -worth / np.abs(worth).max(),
+        -each_worth / np.abs(each_worth).max(),
         constraints=[LinearConstraint(once.tocsr(), 1.0, 1.0), LinearConstraint(used.tocsr(), ub=limits)],
         bounds=Bounds(0.0, 1.0),
         integrality=np.ones(len(rows)),
@@ -123,9 +131,9 @@ def _move(board: Board, movers: Sequence[tuple[Job, int]]) -> Job | None:
     return None
 
 
-def _leave(board: Board, movers: Sequence[Job], worth: dict[str, float]) -> None:
-    for job in movers:
-        gain_s = worth[job.spec.job_id] / board.weight(job.spec.job_id) + WORTH * board.rules.move_cost_s
-        board.leave(job, Interruption("trade", board.now, None, gain_s, board.rules.move_cost_s))
-    for job in movers:
-        board.keep(job.spec.job_id, movers)
+def _leave(board: Board, movers: Sequence[tuple[Job, float]]) -> None:
+    """Have jobs leave for the places they were given on the board; each is given with the seconds it saves."""
+    for job, saved_s in movers:
+        board.leave(job, Interruption("trade", board.now, None, saved_s, board.rules.move_cost_s))
+    for job, _ in movers:
+        board.keep(job.spec.job_id, [other for other, _ in movers])
