@@ -6,12 +6,13 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cotenant.actors import jobfiles, runner
-from cotenant.actors.enforcement.base import EnforcementBackend
+from cotenant.actors.enforcement.base import DETACH_S, EnforcementBackend
 from cotenant.actors.reports import NO_HINTS, Descriptors
 from cotenant.actors.shim.bootstrap import OUT_OF_MEMORY
 from cotenant.placement.types import Share
@@ -82,6 +83,21 @@ class Held:
     phase: Phase
 
 
+@dataclass(frozen=True, slots=True)
+class _Detaching:
+    """Processes on their way off the device: each is asked for once."""
+
+    done: Future[Any] | None
+    until: float
+
+    def over(self, now: float) -> bool:
+        return self.done is None or self.done.done() or now >= self.until
+
+
+def _key(process: runner.Process) -> tuple[int, int]:
+    return process.pid, process.start_ticks
+
+
 @dataclass(slots=True)
 class JobRecord:
     """A job of this host. ``damage`` says what is wrong with its directory, when something is: then it must end."""
@@ -94,7 +110,8 @@ class JobRecord:
     stop: jobfiles.StopRequest | None = None
     damage: str = ""
     known_since: float = field(default_factory=time.monotonic)
-    detach: Callable[[Path, Collection[int]], None] | None = None  # what comes before a kill, where something does
+    detach: Callable[[Path, Collection[int]], Future[Any] | None] | None = None  # what comes before a kill
+    detaching: dict[tuple[int, int], _Detaching] = field(default_factory=dict)  # by pid and start time
 
     @property
     def key(self) -> tuple[str, int]:
@@ -187,11 +204,21 @@ class JobRecord:
         return bool(left)
 
     def _kill(self, processes: Sequence[runner.Process]) -> None:
-        if self.detach is not None and processes:
-            with contextlib.suppress(*_DAMAGE, OSError):
-                self.detach(self.launched.job_dir, [process.pid for process in processes])
+        """Kill processes as soon as they are off their device, or that takes too long; waits for nothing."""
+        now = time.monotonic()
+        fresh = [process for process in processes if _key(process) not in self.detaching]
+        if fresh:
+            begun = _Detaching(self._begin_detaching(fresh), now + DETACH_S)
+            self.detaching |= dict.fromkeys(map(_key, fresh), begun)
         for process in processes:
-            runner.send(process, signal.SIGKILL)
+            if self.detaching[_key(process)].over(now):
+                runner.send(process, signal.SIGKILL)
+
+    def _begin_detaching(self, processes: Sequence[runner.Process]) -> Future[Any] | None:
+        if self.detach is not None:
+            with contextlib.suppress(*_DAMAGE, OSError):
+                return self.detach(self.launched.job_dir, [process.pid for process in processes])
+        return None
 
 
 def load(job_dir: Path, backend: EnforcementBackend) -> JobRecord:

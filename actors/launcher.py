@@ -13,15 +13,13 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cotenant.actors import jobfiles, jobrecords, launchspec, runner
 from cotenant.actors.checkpoints import CHECKPOINTS, Checkpoints, lease_variables
@@ -29,9 +27,10 @@ from cotenant.actors.clock import SteadyClock
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
 from cotenant.actors.enforcement.cpu import CpuEnforcement
-from cotenant.actors.jobrecords import START_TIMEOUT_S, Exited, Held, JobRecord, Launched, Phase
+from cotenant.actors.jobrecords import Exited, Held, JobRecord, Launched, Phase
 from cotenant.actors.launchspec import LaunchError
 from cotenant.actors.reports import Descriptors, JobReport
+from cotenant.actors.starts import Key, Starts, start_supervisor
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.model import Bounds, Isolation
 
@@ -78,18 +77,18 @@ class Launcher:
         self._keep_output_s = keep_output_s
         self._variables = dict(variables or {})
         self._checkpoints = checkpoints or Checkpoints(self._dir / CHECKPOINTS)
-        self._launching = threading.Lock()  # one launch at a time; the other methods do not wait for it
+        self._launching = threading.Lock()  # one program is started at a time; the other methods do not wait for it
         self._lock = threading.RLock()
         self._clock, self._swept_at = SteadyClock(), 0.0
         limit = time.monotonic() + first_validity_s
         used_before = (self._dir / runner.RENEWAL).exists()
         self._renewal = jobfiles.open_renewal(self._dir / runner.RENEWAL)
         self.renew(min(self._valid_until(), limit) if used_before else limit)
-        self._over = jobfiles.kept_epochs(self._dir)  # newest epoch of a job that is over here: no older one may start
-        self._jobs: dict[tuple[str, int], JobRecord] = {}
-        self._started: tuple[str, int] | None = None  # last; its program may be up before its record is in ``_jobs``
+        self._starts = Starts(self._lock, jobfiles.kept_epochs(self._dir))
+        self._jobs: dict[Key, JobRecord] = {}
         for job_dir in jobfiles.load_job_dirs(self._dir):
-            self._take_in(jobrecords.adopt(job_dir, self._backend))
+            job = jobrecords.adopt(job_dir, self._backend)
+            self._jobs[job.key] = job
 
     def add_gpus(self, gpus: Sequence[GpuInfo]) -> None:
         """Let jobs start on these GPUs too, which have come later."""
@@ -140,82 +139,98 @@ class Launcher:
             StaleCommand: A newer epoch of the job is, or was, here; or this one is over; or the host's leases are.
             LaunchError: It cannot be started as asked.
         """
-        with self._launching:
-            with self._lock:
-                existing = self._jobs.get((job_id, epoch))
-                if existing is not None:
-                    return existing.launched
-                newest = max([other for name, other in self._jobs if name == job_id] + [self._over.get(job_id, -1)])
-            if epoch <= newest:
-                raise StaleCommand(f"{job_id}: start of epoch {epoch}, but epoch {newest} is or was here")
-            if time.monotonic() >= self._valid_until():
-                raise StaleCommand(f"{job_id}: start of epoch {epoch}, but the leases of this host have expired")
-            launch: launchspec.Launch = {
-                "job_id": job_id,
-                "epoch": epoch,
-                "kind": kind,
-                "fingerprint": fingerprint,
-                "gpu_ids": [share.gpu_id for share in shares],
-                "command": list(command),
-                "cwd": cwd,
-                "env": launchspec.base_environment(env),
-                "host_cores": sorted(os.sched_getaffinity(0)),
-                "grace_s": grace_s,
-                "token": secrets.token_hex(16),
-            }
-            if descriptors is not None:
-                launch |= {"batch_size": descriptors.batch_size, "framework": descriptors.framework}
-                launch["family"] = descriptors.family
-            if operator_mix is not None:
-                launch["operator_mix"] = operator_mix
-            try:
-                launchspec.check(launch, shares, self._gpus)
-                self._supersede(job_id)
-                if saves:
-                    launch["env"] |= self._checkpoints.environment(job_id, epoch)
-                self._started = job_id, epoch
-                job_dir = self._start(launch, shares, revision, isolation)
-            except LaunchError:
-                with self._lock:  # whoever is told that it failed must not see it start when the command is repeated
-                    self._over[job_id] = max(epoch, self._over.get(job_id, epoch))
-                raise
-            with self._lock:
-                launched = self._take_in(jobrecords.load(job_dir, self._backend)).launched
-                if self._over.get(job_id, -1) >= epoch:
-                    self.stop(job_id, epoch, 0.0, "stopped while it was being started")
-                return launched
-
-    def _take_in(self, job: JobRecord) -> JobRecord:
-        self._jobs[job.key] = job
-        return job
-
-    def _start(self, launch: launchspec.Launch, shares: Sequence[Share], revision: int, isolation: Isolation) -> Path:
-        job_dir = self._dir / f"{launch['job_id']}.{launch['epoch']}"
-        gpus = [self._gpus[gpu_id] for gpu_id in launch["gpu_ids"]]
-        try:
-            job_dir.mkdir(mode=0o700)
-            self._backend.admit(job_dir, gpus, shares, isolation)
-            launch["env"] = self._variables | launch["env"] | self._environment(launch, job_dir, launch["env"])
-            self._backend.apply(job_dir, shares, launch["epoch"], revision)
-            runner.write_json(str(job_dir / runner.LAUNCH), dict(launch))
-            if launch["kind"] == "command":
-                _start_supervisor(job_dir)
-        except OSError as error:
-            shutil.rmtree(job_dir, ignore_errors=True)
-            raise LaunchError(f"cannot start on this host: {error}", exit_code=1, retry=True) from error
-        return job_dir
-
-    def _supersede(self, job_id: str) -> None:
-        """End what an older lease of the job has left here: a job runs once."""
+        launch: launchspec.Launch = {
+            "job_id": job_id,
+            "epoch": epoch,
+            "kind": kind,
+            "fingerprint": fingerprint,
+            "gpu_ids": [share.gpu_id for share in shares],
+            "command": list(command),
+            "cwd": cwd,
+            "env": launchspec.base_environment(env),
+            "host_cores": sorted(os.sched_getaffinity(0)),
+            "grace_s": grace_s,
+            "token": secrets.token_hex(16),
+        }
+        if descriptors is not None:
+            launch |= {"batch_size": descriptors.batch_size, "framework": descriptors.framework}
+            launch["family"] = descriptors.family
+        if operator_mix is not None:
+            launch["operator_mix"] = operator_mix
+        key = job_id, epoch
         with self._lock:
-            older = [job for (other, _), job in self._jobs.items() if other == job_id]
-            for job in older:
-                self.stop(job_id, job.launched.epoch, 0.0, "superseded by a newer lease of the same job")
+            self._starts.wait(key)
+            existing = self._jobs.get(key)
+            if existing is not None:
+                return existing.launched
+            self._check_start(key)
+            self._starts.add(key)
+        with self._starts.within(key):
+            launchspec.check(launch, shares, self._gpus)
+            with self._lock:
+                self._end_older(key)  # they have time to end while this one is made ready
+            if saves:
+                launch["env"] |= self._checkpoints.environment(job_id, epoch)
+            job_dir = self._dir / f"{job_id}.{epoch}"
+            try:
+                self._make_ready(launch, job_dir, shares, isolation)
+                return self._start_in_turn(launch, job_dir, shares, revision)
+            except (OSError, LaunchError, StaleCommand) as error:
+                shutil.rmtree(job_dir, ignore_errors=True)
+                if not isinstance(error, OSError):
+                    raise
+                raise LaunchError(f"cannot start on this host: {error}", exit_code=1, retry=True) from error
+
+    def _check_start(self, key: Key) -> None:
+        self._starts.check(key, self._jobs)
+        if time.monotonic() >= self._valid_until():
+            raise StaleCommand(f"{key[0]}: start of epoch {key[1]}, but the leases of this host have expired")
+
+    def _make_ready(
+        self, launch: launchspec.Launch, job_dir: Path, shares: Sequence[Share], isolation: Isolation
+    ) -> None:
+        """What the job needs of its GPUs: it may take long, and holds up no start on others."""
+        job_dir.mkdir(mode=0o700)
+        self._backend.admit(job_dir, [self._gpus[gpu_id] for gpu_id in launch["gpu_ids"]], shares, isolation)
+
+    def _start_in_turn(
+        self, launch: launchspec.Launch, job_dir: Path, shares: Sequence[Share], revision: int
+    ) -> Launched:
+        """Start what has been made ready, unless it must not start any more, once no older run of the job is left."""
+        key = launch["job_id"], launch["epoch"]
         deadline = time.monotonic() + SUPERSEDE_TIMEOUT_S
-        while any(self._check(job) is None for job in older):
+        while True:
+            with self._launching:
+                with self._lock:
+                    self._check_start(key)
+                    older = self._end_older(key)
+                if not older:
+                    return self._start(launch, job_dir, shares, revision)
             if time.monotonic() > deadline:
-                raise LaunchError(f"{job_id}: its older run does not end", exit_code=1, retry=True)
+                raise LaunchError(f"{key[0]}: its older run does not end", exit_code=1, retry=True)
             time.sleep(0.01)
+
+    def _start(self, launch: launchspec.Launch, job_dir: Path, shares: Sequence[Share], revision: int) -> Launched:
+        launch["env"] = self._variables | launch["env"] | self._environment(launch, job_dir, launch["env"])
+        self._backend.apply(job_dir, shares, launch["epoch"], revision)
+        runner.write_json(str(job_dir / runner.LAUNCH), dict(launch))
+        if launch["kind"] == "command":
+            start_supervisor(job_dir)
+        with self._lock:
+            job = jobrecords.adopt(job_dir, self._backend)  # it runs: a record that cannot be read ends it
+            self._jobs[job.key] = job
+            if self._starts.ended(job.key):
+                self.stop(*job.key, 0.0, "stopped while it was being started")
+            return job.launched
+
+    def _end_older(self, key: Key) -> list[JobRecord]:
+        """Have older runs of the job end, since a job runs once; returns those that have not ended yet."""
+        job_id, epoch = key
+        older = [job for (name, other), job in self._jobs.items() if name == job_id and other < epoch]
+        running = [job for job in older if self._check(job) is None]
+        for job in running:
+            self.stop(*job.key, 0.0, "superseded by a newer lease of the same job")
+        return running
 
     def _environment(self, launch: launchspec.Launch, job_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
         own = launchspec.job_variables(
@@ -245,7 +260,8 @@ class Launcher:
         """Whether this is the token of a job that runs here."""
         with self._lock:
             job = self._jobs.get((job_id, epoch))
-            here = self._started == (job_id, epoch) if job is None else self._check(job) is None
+            # Its program may be up before its record is among the jobs.
+            here = (job_id, epoch) in self._starts if job is None else self._check(job) is None
         try:
             known = jobfiles.read_launch(self._dir / f"{job_id}.{epoch}").get("token", "") if here else ""
         except (OSError, ValueError):
@@ -279,9 +295,13 @@ class Launcher:
 
     def poll(self) -> list[Exited]:
         """Return the jobs that have ended, again and again until they are released. To be called all the time: it also
-        ends what outlived its grace period, and forgets old output.
+        ends what outlived its grace period or its lease, and forgets old output.
         """
         with self._lock:
+            if time.monotonic() >= self._valid_until():
+                for job in self._jobs.values():  # other jobs' supervisors see to that
+                    if job.launched.kind == "lease" and not job.damage and self._check(job) is None:
+                        self._let_down(job, "lease expired: the host agent did not renew it in time")
             if (now := self._clock.now()) - self._swept_at >= SWEEP_PERIOD_S:
                 self._swept_at = now
                 self.sweep(min(now, time.time()))  # a clock that was wrong before makes nothing look old
@@ -310,9 +330,6 @@ class Launcher:
         """See to what the jobs run under, and end those that cannot go on. To be called every second or so."""
         with self._lock:
             running = [job for job in self._jobs.values() if self._check(job) is None and not job.damage]
-        if time.monotonic() >= self._valid_until():  # first: what is below may take long
-            for job in (job for job in running if job.launched.kind == "lease"):  # others' supervisors see to that
-                self._let_down(job, "lease expired: the host agent did not renew it in time")
         with suppress(OSError, ValueError, KeyError):  # a job has ended meanwhile, or its record is damaged
             self._backend.tend([job.launched.job_dir for job in running])
         for job in running:
@@ -439,7 +456,7 @@ class Launcher:
         with self._lock:
             job = self._jobs.get((job_id, epoch))
             if job is None:
-                self._over[job_id] = max(epoch, self._over.get(job_id, epoch))
+                self._starts.end((job_id, epoch))
                 return
             if self._check(job) is not None:
                 return
@@ -467,7 +484,7 @@ class Launcher:
             if self._check(job) is None:
                 raise ValueError(f"{job_id} (epoch {epoch}) has not ended: stop it first")
             jobfiles.retire(job.launched.job_dir, jobfiles.kept_output(self._dir, job_id, epoch))
-            self._over[job_id] = max(epoch, self._over.get(job_id, epoch))
+            self._starts.end((job_id, epoch))
             del self._jobs[job_id, epoch]
 
     def sweep(self, now: float) -> None:
@@ -475,26 +492,3 @@ class Launcher:
         with self._lock:
             jobfiles.delete_older(self._dir, now - self._keep_output_s)
             self._checkpoints.sweep(now, {job_id for job_id, _ in self._jobs})
-
-
-def _start_supervisor(job_dir: Path) -> None:
-    """Start the supervisor and wait until it is up and nobody's child (Ray kills what is a child of its workers)."""
-    starter = subprocess.Popen(
-        [sys.executable, "-I", "-S", runner.__file__, str(job_dir)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        cwd="/",
-        env={},
-    )
-    try:
-        _, said = starter.communicate(timeout=START_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        starter.kill()
-        starter.communicate()
-        if jobfiles.read_supervisor(job_dir) is not None:
-            return  # up after all
-        raise OSError(f"the supervisor was not up within {START_TIMEOUT_S:g} s") from None
-    if starter.returncode != 0:
-        last: Any = said.decode(errors="replace").strip().rpartition("\n")[2]
-        raise OSError(f"the supervisor did not start: {last or starter.returncode}")

@@ -48,7 +48,7 @@ _LOOK_S = 1.0  # longest time between two looks at the renewal
 _KILL_AGAIN_S = 0.02
 _CONFIRM_EXPIRY = 3
 _RESULT_BYTES = 4096  # more than an exit code and a reason take
-_TERMINATE_S = 2.0  # an MPS daemon that takes longer to answer is asked no more
+_TERMINATE_S = 1.0  # an MPS daemon that takes longer is asked no more; what is due then waits for no longer
 
 
 class Process:
@@ -336,6 +336,7 @@ class Supervisor:
 
             mpscontrol.terminate_clients(self._mps_folder, dying, _TERMINATE_S)
         except Exception as error:  # noqa: BLE001 - it ends all the same
+            self._mps_folder = ""  # it is not asked again: what is due does not wait twice
             os.write(2, f"cotenant: its GPU work was not ended in good order: {error}\n".encode())
 
     def _signal_all(self, number: int) -> None:

@@ -8,15 +8,20 @@ launcher) makes sure that only one thread at a time touches a job.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.pausing import Pause
 from cotenant.actors.reports import JobReport
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.model import Isolation
+
+# For processes that are to be taken off a device before they are killed. They must be gone before the scheduler starts
+# the job elsewhere, 2 s after its lease has expired.
+DETACH_S = 1.0
 
 
 class StaleCommand(Exception):
@@ -110,8 +115,13 @@ class EnforcementBackend(Protocol):
         """Say why the job's processes cannot go on through no fault of theirs; empty when they can."""
         ...
 
-    def detach(self, job_dir: Path, pids: Collection[int]) -> None:
-        """Take processes that are about to be killed off the device in good order, where that matters."""
+    def detach(self, job_dir: Path, pids: Collection[int]) -> Future[Any] | None:
+        """Begin to take processes that are about to be killed off the device in good order, where that matters.
+
+        Returns:
+            Is done when they can be killed, or when it did not work; None = they can be killed now. Nobody needs to
+            wait for longer than ``DETACH_S``.
+        """
         ...
 
     def pause(self, job_dir: Path) -> Pause:
@@ -119,7 +129,7 @@ class EnforcementBackend(Protocol):
         ...
 
     def tend(self, job_dirs: Sequence[Path]) -> None:
-        """Do what has to be done from time to time; ``job_dirs`` are the jobs that run. May take a second or two."""
+        """Do what has to be done from time to time; ``job_dirs`` are the jobs that run. May take a second."""
         ...
 
     def close(self) -> None:

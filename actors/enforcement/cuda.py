@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.devices.nvml.watchdog import begin
 from cotenant.actors.enforcement import mpscontrol
-from cotenant.actors.enforcement.base import Ceiling
+from cotenant.actors.enforcement.base import DETACH_S, Ceiling
 from cotenant.actors.enforcement.choice import GUARANTEES, Method
 from cotenant.actors.enforcement.mps import MpsService
 from cotenant.actors.enforcement.pausing import CheckpointPause, Pause
@@ -32,7 +34,7 @@ NO_MPS = {mpscontrol.PIPE_VARIABLE: "/nonexistent/no-mps"}
 MPS_RECORD = "mps.json"
 # NVIDIA's advice for n clients is 100 % / (n / 2) each: who idles leaves room for the others. A share may double.
 COMPUTE_ROOM = 2.0
-DETACH_S = 2.0  # a daemon that takes longer to answer is asked no more
+LOOK_S = 0.5  # a daemon that takes longer to answer is told of by a later look
 
 
 class TimeSliceEnforcement(ShareFile):
@@ -135,24 +137,27 @@ class MpsEnforcement(TimeSliceEnforcement):
         record = _read(job_dir)
         return self._service(record["gpu_id"]).lost(record["daemon"])
 
-    def detach(self, job_dir: Path, pids: Collection[int]) -> None:
+    def detach(self, job_dir: Path, pids: Collection[int]) -> Future[Any] | None:
         """See ``EnforcementBackend.detach``: what dies with work in flight takes its neighbours along."""
-        folder = self._service(_read(job_dir)["gpu_id"]).folder
-        with contextlib.suppress(mpscontrol.MpsError):  # they end all the same
-            mpscontrol.terminate_clients(folder, pids, DETACH_S)
+        if self.lost(job_dir):
+            return None  # nobody is there to take care of it, nor are there neighbours
+        gpu_id = _read(job_dir)["gpu_id"]
+        folder = self._service(gpu_id).folder
+        return begin(f"MPS on {gpu_id}", mpscontrol.terminate_clients, folder, tuple(pids), DETACH_S)
 
     def pause(self, job_dir: Path) -> Pause:
         """See ``EnforcementBackend.pause``."""
         return ShareFile.pause(self, job_dir)
 
     def tend(self, job_dirs: Sequence[Path]) -> None:
-        """See ``EnforcementBackend.tend``: looks at the daemon of every GPU that has jobs."""
+        """See ``EnforcementBackend.tend``: looks at the daemon of every GPU that has jobs, at all of them at once."""
         gpu_ids: set[str] = set()
         for job_dir in job_dirs:
             with contextlib.suppress(OSError, ValueError, KeyError):  # it has ended, or its record is damaged
                 gpu_ids.add(_read(job_dir)["gpu_id"])
-        for gpu_id in gpu_ids:
-            self._service(gpu_id).look()
+        done, _ = wait([begin(f"MPS on {gpu_id}", self._service(gpu_id).look) for gpu_id in gpu_ids], LOOK_S)
+        for look in done:
+            look.result()
 
 
 def _read(job_dir: Path) -> dict[str, Any]:

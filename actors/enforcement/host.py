@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -112,9 +113,9 @@ class HostEnforcement(ShareFile):
         """See ``EnforcementBackend.lost``."""
         return self._way(job_dir).lost(job_dir)
 
-    def detach(self, job_dir: Path, pids: Collection[int]) -> None:
+    def detach(self, job_dir: Path, pids: Collection[int]) -> Future[Any] | None:
         """See ``EnforcementBackend.detach``."""
-        self._way(job_dir).detach(job_dir, pids)
+        return self._way(job_dir).detach(job_dir, pids)
 
     def pause(self, job_dir: Path) -> Pause:
         """See ``EnforcementBackend.pause``."""

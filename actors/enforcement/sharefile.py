@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import Ceiling, StaleCommand
@@ -103,8 +105,9 @@ class ShareFile:
         """See ``EnforcementBackend.lost``."""
         return ""
 
-    def detach(self, job_dir: Path, pids: Collection[int]) -> None:
+    def detach(self, job_dir: Path, pids: Collection[int]) -> Future[Any] | None:
         """See ``EnforcementBackend.detach``."""
+        return None
 
     def pause(self, job_dir: Path) -> Pause:
         """See ``EnforcementBackend.pause``."""

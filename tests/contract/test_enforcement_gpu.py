@@ -13,79 +13,20 @@ from pathlib import Path
 
 import pytest
 from fake_mps import FakeMps
-from launching import ENV, IGNORE_TERM, ignores_term
+from gpu_host import GPUS, SLEEP, GpuHost
+from launching import IGNORE_TERM, ignores_term
 from support import wait_until
 
 from cotenant.actors import runner
-from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement import mps
-from cotenant.actors.enforcement.host import HostEnforcement
-from cotenant.actors.jobrecords import Exited, Launched
-from cotenant.actors.launcher import Launcher, LaunchError
-from cotenant.configs.settings import EnforcementSettings
-from cotenant.placement.types import Share
-
-MIB = 1 << 20
-GPUS = tuple(GpuInfo(f"GPU-{n}", "H100", i, 80 << 30, {"CUDA_VISIBLE_DEVICES": f"GPU-{n}"}) for i, n in enumerate("ab"))
-SLEEP = "import time; time.sleep(60)"
-
-
-class Host:
-    """A launcher over GPUs, with the program that its jobs find as MPS."""
-
-    def __init__(self, path: Path, fake: FakeMps, **settings: str) -> None:
-        self.path = path / "run"
-        self.fake = fake
-        self.settings = EnforcementSettings(**settings)
-        self.restart()
-
-    def restart(self) -> None:
-        self.launcher = Launcher(self.path, GPUS, HostEnforcement(self.path, GPUS, self.settings))
-
-    def launch(self, job_id: str, code: str = SLEEP, *, memory_mib: int = 600, gpu: str = "GPU-a", **more) -> Launched:
-        options = {"epoch": 1, "revision": 0, "kind": "command", "cwd": "/", "grace_s": 0.3}
-        options |= {"env": {**ENV, "PATH": os.environ["PATH"]}, "shares": [Share(gpu, memory_mib * MIB, 0.3)]}
-        return self.launcher.launch(job_id=job_id, command=[sys.executable, "-S", "-c", code], **(options | more))
-
-    def command_pid(self, launched: Launched) -> int:
-        found: list[int] = []
-
-        def look() -> bool:
-            found[:] = [entry.pid for entry in runner.descendants(launched.root_pid)]
-            return bool(found)
-
-        wait_until(look, 10, "its command runs")
-        return found[0]
-
-    def environ(self, pid: int) -> dict[str, str]:
-        def read() -> dict[str, str]:
-            content = Path(f"/proc/{pid}/environ").read_bytes().decode()
-            return dict(entry.split("=", 1) for entry in content.split("\0") if entry)
-
-        wait_until(lambda: "COTENANT_JOB_ID" in read(), 10, "the command has replaced what started it")
-        return read()
-
-    def exited(self, job_id: str) -> Exited:
-        found: list[Exited] = []
-
-        def look() -> bool:
-            found[:] = [exited for exited in self.launcher.poll() if exited.job_id == job_id]
-            return bool(found)
-
-        wait_until(look, 10, f"{job_id} has ended")
-        return found[0]
-
-    def end(self) -> None:
-        for launched in self.launcher.running():
-            self.launcher.stop(launched.job_id, launched.epoch, 0.0, "the test is over")
-            self.exited(launched.job_id)
-        self.launcher.close()
+from cotenant.actors.jobrecords import Launched
+from cotenant.actors.launcher import LaunchError
 
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     monkeypatch.setattr(mps, "BACKOFF_S", 0.2)
-    host = Host(tmp_path, FakeMps(tmp_path, monkeypatch))
+    host = GpuHost(tmp_path, FakeMps(tmp_path, monkeypatch))
     yield host
     host.end()
     assert host.fake.daemons() == []
@@ -133,7 +74,7 @@ def test_isolation_decides(host):
 
 
 def test_mps_can_be_switched_off(tmp_path, monkeypatch):
-    host = Host(tmp_path, FakeMps(tmp_path, monkeypatch), mps="off")
+    host = GpuHost(tmp_path, FakeMps(tmp_path, monkeypatch), mps="off")
     env = host.environ(host.command_pid(host.launch("job")))
     assert not Path(env["CUDA_MPS_PIPE_DIRECTORY"]).exists()
     assert "no MPS: switched off" in host.launcher.guarantees("job")
@@ -229,7 +170,7 @@ def test_jobs_whose_daemon_dies_are_let_down_and_the_next_one_gets_a_new_daemon(
             assert re.search(r"MPS on GPU-a: the MPS daemon of GPU-a died; the next try is in", str(error))
             assert time.monotonic() < deadline
             time.sleep(0.05)
-            host.launcher._over.clear()  # the scheduler would grant another epoch
+            host.launcher._starts._over.clear()  # the scheduler would grant another epoch
     assert host.environ(host.command_pid(again))["COTENANT_EPOCH"] == "2"
     host.launcher.tend()
     assert again.job_id in {launched.job_id for launched in host.launcher.running()}

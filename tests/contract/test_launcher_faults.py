@@ -100,7 +100,7 @@ def test_a_stop_before_the_supervisor_is_known_reaches_it(host):
 
 def test_a_launch_cut_short_before_its_supervisor_came_is_a_loss(host, monkeypatch):
     monkeypatch.setattr(jobrecords, "START_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("cotenant.actors.launcher._start_supervisor", lambda job_dir: None)
+    monkeypatch.setattr("cotenant.actors.launcher.start_supervisor", lambda job_dir: None)
     host.python(SLEEP)
     host.restart()
     exited = host.exited()

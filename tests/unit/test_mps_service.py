@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,10 +38,22 @@ class Gpu:
         os.kill(daemon, signal.SIGKILL)
         wait_until(lambda: not self.fake.daemons(), 5, "the daemon is dead")
 
+    def fail_to_start(self) -> None:
+        with pytest.raises(MpsError):
+            self.service.ensure()
+
+    def ask_in_vain(self, talk: Callable[[], object]) -> threading.Thread:
+        """Begin a conversation with the daemon, which hangs, and return once the daemon has been asked something."""
+        before = len(self.fake.asked)
+        thread = threading.Thread(target=talk, daemon=True)
+        thread.start()
+        wait_until(lambda: "get_server_list" in self.fake.asked[before:], 10, "it is asked")
+        return thread
+
 
 @pytest.fixture
 def gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(mpscontrol, "START_S", 1.0)
+    monkeypatch.setattr(mps, "START_S", 2.0)
     gpu = Gpu(FakeMps(tmp_path, monkeypatch), tmp_path / "mps")
     yield gpu
     gpu.service.stop()
@@ -95,6 +110,114 @@ def test_a_daemon_that_does_not_answer_is_given_up(gpu, monkeypatch):
     gpu.service.look()
     assert "does not answer" in gpu.service.lost(first)
     gpu.fake.say(how="")
+
+
+def test_nobody_waits_while_a_daemon_that_hangs_is_asked(gpu, monkeypatch):
+    """The launcher asks ``lost`` with its own lock held: everything on the host would wait."""
+    monkeypatch.setattr(mps, "LOOK_S", 3.0)
+    first = gpu.service.ensure()
+    gpu.fake.say(how="hang")
+    looking = gpu.ask_in_vain(gpu.service.look)
+    assert gpu.service.lost(first) == ""
+    assert gpu.service.missing() == ""
+    gpu.service.look()
+    assert looking.is_alive(), "all this was answered while the daemon was still being asked"
+    looking.join()
+    assert "does not answer: nvidia-cuda-mps-control: no answer to 'get_server_list' within" in gpu.service.lost(first)
+
+
+def test_nobody_waits_while_a_daemon_hangs_as_it_starts(gpu, monkeypatch):
+    monkeypatch.setattr(mps, "TURN_S", 0.1)
+    gpu.fake.say(how="hang")
+    starting = gpu.ask_in_vain(gpu.fail_to_start)
+    (daemon,) = gpu.fake.daemons()
+    assert (gpu.service.lost(daemon), gpu.service.missing()) == ("", "")
+    gpu.service.look()
+    with pytest.raises(MpsError, match=r"the MPS daemon of GPU-a keeps another job waiting for more than 0.1 s"):
+        gpu.service.ensure()
+    assert starting.is_alive(), "all this was answered while the daemon was still being started"
+    starting.join()
+    assert gpu.fake.daemons() == []
+
+
+def test_a_start_that_hangs_takes_no_longer_than_it_may(gpu):
+    gpu.fake.say(how="hang")
+    began = time.monotonic()
+    with pytest.raises(MpsError, match=r"started, but does not answer: .* within .*; its log ends: started"):
+        gpu.service.ensure()
+    assert time.monotonic() - began < 10.0, "2 s for the start, and a daemon that hangs is killed without being asked"
+    assert "quit" not in gpu.fake.asked
+
+
+def test_a_start_that_does_not_return_leaves_nothing(gpu):
+    gpu.fake.say(how="stuck")
+    with pytest.raises(MpsError, match=r"-d did not return within 2 s"):
+        gpu.service.ensure()
+    assert gpu.fake.daemons() == []
+
+
+def test_a_daemon_that_hangs_is_replaced_without_being_asked_to_quit(gpu, monkeypatch):
+    monkeypatch.setattr(mps, "LOOK_S", 0.5)
+    first = gpu.service.ensure()
+    gpu.fake.say(how="hang")
+    with pytest.raises(MpsError, match=r"does not answer.*the next try is in 1 s"):
+        gpu.service.ensure()
+    gpu.fake.say(how="")
+    gpu.clock.now = 1.0
+    second = gpu.service.ensure()
+    assert gpu.fake.daemons() == [second] != [first]
+    assert "quit" not in gpu.fake.asked
+    assert gpu.service.lost(second) == ""
+
+
+def test_one_that_dies_while_it_is_asked_has_failed_once(gpu, monkeypatch):
+    monkeypatch.setattr(mps, "LOOK_S", 10.0)
+    first = gpu.service.ensure()
+    gpu.fake.say(how="hang")
+    looking = gpu.ask_in_vain(gpu.service.look)
+    gpu.kill()
+    assert gpu.service.lost(first) == "the MPS daemon of GPU-a died"
+    looking.join()
+    assert gpu.service._failures == 1
+
+
+@pytest.mark.parametrize("how", ["hang", "stuck", "refuse"])
+def test_a_daemon_that_never_starts_is_left_alone_in_the_end(gpu, monkeypatch, how):
+    monkeypatch.setattr(mps, "START_S", 0.3)
+    gpu.fake.say(how=how)
+    waits = []
+    for _ in range(MOST_FAILURES):
+        assert gpu.service.missing() == ""
+        with pytest.raises(MpsError):
+            gpu.service.ensure()
+        waits.append(gpu.service._not_before - gpu.clock.now)
+        gpu.clock.now += waits[-1]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert gpu.service.missing() == "its daemon failed 5 times in a row"
+
+
+def test_a_start_that_is_under_way_when_it_is_ended_for_good_leaves_nothing(gpu, monkeypatch):
+    monkeypatch.setattr(mps, "QUIT_S", 0.1)
+    gpu.fake.say(how="hang")
+    starting = gpu.ask_in_vain(gpu.fail_to_start)
+    gpu.service.stop()
+    assert starting.is_alive(), "it has not waited for the start"
+    assert gpu.fake.daemons() == []
+    starting.join()
+    gpu.fake.say(how="")
+    gpu.clock.now = 1.0
+    with pytest.raises(MpsError, match="has been ended for good"):
+        gpu.service.ensure()
+    assert gpu.fake.daemons() == []
+
+
+def test_a_client_that_has_ended_keeps_no_other_from_being_ended_in_good_order(gpu):
+    gpu.service.ensure()
+    gpu.fake.say(servers="41", clients="7 8 9", gone="7")
+    said = mpscontrol.terminate_clients(gpu.service.folder, (7, 8))
+    assert (said.keys(), said[8]) == ({7, 8}, "")
+    assert "'terminate_client 41 7' failed" in said[7]
+    assert gpu.fake.asked[-2:] == ["terminate_client 41 7", "terminate_client 41 8"]
 
 
 def test_a_daemon_that_keeps_dying_is_left_alone_in_the_end(gpu):

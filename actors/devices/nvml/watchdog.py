@@ -96,6 +96,15 @@ def call_within(timeout_s: float | None, what: str, function: Callable[..., T], 
         watchdog.close()
 
 
+def begin(what: str, function: Callable[..., T], *args: Any) -> Future[T]:
+    """Have a function called once, in a thread of its own; returns where its answer, or its exception, will be."""
+    watchdog = Watchdog(what)
+    try:
+        return watchdog.start(function, *args)
+    finally:
+        watchdog.close()
+
+
 def _settle(future: Future[Any], answer: Any, error: BaseException | None) -> None:
     if error is None:
         future.set_result(answer)
