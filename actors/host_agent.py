@@ -99,7 +99,8 @@ class HostAgent:
         self._cpus = processors()
         self._lock = threading.RLock()
         self._held: dict[str, Launched] = {}  # jobs that have not ended, device loop only
-        self._preparing: dict[tuple[str, int], int] = {}  # (job id, epoch) -> revision; waits for its environment
+        # (job id, epoch) -> (revision, since when); made ready for its start
+        self._preparing: dict[tuple[str, int], tuple[int, float]] = {}
         self._watched: dict[str, tuple[int, set[int]]] = {}  # job id -> (epoch, root pids), device loop only
         self._exits_told: set[tuple[str, int]] = set()
         self._controls: dict[str, str] = {}
@@ -175,7 +176,7 @@ class HostAgent:
         if isinstance(command, StartJob):
             self._claims = True  # it was decided before the GPUs were given back
         match command:
-            case StartJob() if self._needs_environment(command):
+            case StartJob() if self._may_take_long(command):
                 self._prepare(command)
             case StartJob():
                 self._start(command)
@@ -187,22 +188,29 @@ class HostAgent:
                 how = (command.grace_s, command.reason)
                 self._launcher.stop(command.job_id, command.epoch, *how, asks=command.asks)
 
+    def _may_take_long(self, command: StartJob) -> bool:
+        gpu_ids = [share.gpu_id for share in command.shares]
+        return self._needs_environment(command) or self._enforcement.may_take_long(gpu_ids)
+
     def _needs_environment(self, command: StartJob) -> bool:
         return command.spec.runtime_env is not None and command.spec.submit_host != self._host_id
 
     def _prepare(self, command: StartJob) -> None:
-        """Start a job in a thread of its own: Ray may take minutes to install packages, and others must not wait."""
+        """Start a job in a thread of its own, since others must not wait: Ray may take minutes to install packages, and
+        what serves a GPU to hang.
+        """
         key = (command.spec.job_id, command.epoch)
         with self._lock:
             if key in self._preparing:
                 return  # the command was repeated
-            self._preparing[key] = command.revision
+            self._preparing[key] = command.revision, time.monotonic()
 
         def prepare() -> None:
             try:
                 self._start(command)
             except StaleCommand as error:
-                print(f"cotenant host agent: {error}", flush=True)  # noqa: T201 - the actor's log
+                if self._launcher.is_over(*key):  # else a repeat may still start it
+                    self._uplink.tell(StartFailed(*key, self._host_id, str(error), retry=True))
             finally:
                 with self._lock:
                     self._preparing.pop(key, None)
@@ -379,7 +387,15 @@ class HostAgent:
         return bool(ray.get(ray.get_actor(SCHEDULER, NAMESPACE).report.remote(report), timeout=REPORT_TIMEOUT_S))
 
     def renew(self, valid_until_s: float) -> None:
-        """See ``UplinkHost.renew``."""
+        """See ``UplinkHost.renew``. What was made ready under leases that have expired does not start under new ones:
+        it may have been started elsewhere.
+        """
+        expired_at = self._launcher.valid_until()
+        if time.monotonic() >= expired_at:
+            with self._lock:
+                late = [key for key, (_, since) in self._preparing.items() if since < expired_at]
+            for job_id, epoch in late:
+                self._launcher.stop(job_id, epoch, 0.0, "the leases of this host expired before it had started")
         self._launcher.renew(valid_until_s)
 
     def recorded(self, events: tuple[Event, ...]) -> None:
@@ -420,7 +436,7 @@ class HostAgent:
         }
         waiting = [
             InventoryItem(job_id, epoch, revision, "starting")
-            for (job_id, epoch), revision in preparing.items()
+            for (job_id, epoch), (revision, _) in preparing.items()
             if (job_id, epoch) not in held
         ]
         return (*held.values(), *waiting)

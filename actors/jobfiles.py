@@ -178,6 +178,15 @@ def open_output(path: Path) -> BinaryIO | None:
         return None
 
 
+def read_piece(file: BinaryIO, offset: int, limit: int) -> tuple[bytes, bool]:
+    """Return up to ``limit`` bytes from ``offset`` on, and whether there were no more; closes the file."""
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(min(offset, size))  # file systems refuse offsets far beyond any file
+        data = file.read(max(0, min(limit, size - offset)))  # Python makes room for all that is asked for
+    return data, offset + len(data) >= size
+
+
 def retire(job_dir: Path, keep: Path) -> None:
     """Remove a job's directory, but keep its output (an empty file when it has none)."""
     output = job_dir / runner.OUTPUT

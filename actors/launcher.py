@@ -83,7 +83,7 @@ class Launcher:
         limit = time.monotonic() + first_validity_s
         used_before = (self._dir / runner.RENEWAL).exists()
         self._renewal = jobfiles.open_renewal(self._dir / runner.RENEWAL)
-        self.renew(min(self._valid_until(), limit) if used_before else limit)
+        self.renew(min(self.valid_until(), limit) if used_before else limit)
         self._starts = Starts(self._lock, jobfiles.kept_epochs(self._dir))
         self._jobs: dict[Key, JobRecord] = {}
         for job_dir in jobfiles.load_job_dirs(self._dir):
@@ -181,9 +181,14 @@ class Launcher:
                     raise
                 raise LaunchError(f"cannot start on this host: {error}", exit_code=1, retry=True) from error
 
+    def is_over(self, job_id: str, epoch: int) -> bool:
+        """Whether this epoch of the job will not start here (any more)."""
+        with self._lock:
+            return (job_id, epoch) not in self._jobs and self._starts.ended((job_id, epoch))
+
     def _check_start(self, key: Key) -> None:
         self._starts.check(key, self._jobs)
-        if time.monotonic() >= self._valid_until():
+        if time.monotonic() >= self.valid_until():
             raise StaleCommand(f"{key[0]}: start of epoch {key[1]}, but the leases of this host have expired")
 
     def _make_ready(
@@ -298,7 +303,7 @@ class Launcher:
         ends what outlived its grace period or its lease, and forgets old output.
         """
         with self._lock:
-            if time.monotonic() >= self._valid_until():
+            if time.monotonic() >= self.valid_until():
                 for job in self._jobs.values():  # other jobs' supervisors see to that
                     if job.launched.kind == "lease" and not job.damage and self._check(job) is None:
                         self._let_down(job, "lease expired: the host agent did not renew it in time")
@@ -401,11 +406,8 @@ class Launcher:
             raise KeyError(f"no output of {job_id!r} (epoch {epoch}) on this host")
         if file is None:
             return b"", offset, ended
-        with file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(min(offset, size))  # file systems refuse offsets far beyond any file
-            data = file.read(max(0, min(limit, size - offset)))  # Python makes room for all that is asked for
-        return data, offset + len(data), ended and offset + len(data) >= size
+        data, at_end = jobfiles.read_piece(file, offset, limit)
+        return data, offset + len(data), ended and at_end
 
     def _newest(self, job_id: str) -> JobRecord | None:
         epochs = [epoch for other, epoch in self._jobs if other == job_id]
@@ -417,7 +419,8 @@ class Launcher:
         """Let the leases of this host hold until then (``time.monotonic()``); later every job here ends at once."""
         runner.RENEWAL_LAYOUT.pack_into(self._renewal, 0, valid_until_s)
 
-    def _valid_until(self) -> float:
+    def valid_until(self) -> float:
+        """Return until when the leases of this host hold."""
         return float(runner.RENEWAL_LAYOUT.unpack_from(self._renewal, 0)[0])
 
     def resize(self, job_id: str, epoch: int, revision: int, shares: Sequence[Share]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -80,6 +80,10 @@ class HostEnforcement(ShareFile):
     def notes(self) -> tuple[str, ...]:
         """What is worth knowing of the host as a whole."""
         return () if self._power is None else tuple(self._power.notes)
+
+    def may_take_long(self, gpu_ids: Iterable[str]) -> bool:
+        """Whether ``admit`` may take long for a job on these GPUs: a daemon may have to start for it, and may hang."""
+        return self._settings.mps != "off" and not self._services.keys().isdisjoint(gpu_ids)
 
     def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
         """See ``EnforcementBackend.admit``."""

@@ -214,7 +214,7 @@ def test_a_restart_renews_nothing(host, left_s, expected_s):
     before = time.monotonic() + left_s
     host.launcher.renew(before)
     host.restart()
-    assert host.launcher._valid_until() - before == pytest.approx(expected_s - left_s, abs=1.0)
+    assert host.launcher.valid_until() - before == pytest.approx(expected_s - left_s, abs=1.0)
 
 
 def test_a_job_whose_directory_is_removed_ends(host):

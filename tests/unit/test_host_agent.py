@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
+from agents import job_spec, make_agent
 from ray.exceptions import GetTimeoutError, RayTaskError
-from scheduling import GIB, spec
+from scheduling import GIB
 from support import wait_until
 
 from cotenant.actors import host_agent
@@ -25,58 +23,16 @@ from cotenant.placement.types import Share
 from cotenant.scheduler.core.commands import StartJob, StopJob
 from cotenant.scheduler.core.events import JobHeldBack, JobStarted
 from cotenant.scheduler.errors import NotConnected, NotPermitted, TooManyRequests
-from cotenant.scheduler.views import AllocationView, ResourcesView, ResourceView
 
-VIEW = ResourceView(share=1.0, available=2.0, guaranteed=None, used=None, limit=None, note="")
-
-
-class Scheduler:
-    """What the agent asks the scheduler for; ``error`` is what it answers instead."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.error: Exception | None = None
-        self.allocate = SimpleNamespace(remote=lambda *what: ("allocate", *what))
-        self.resources = SimpleNamespace(remote=lambda *what: ("resources", *what))
-
-    def get(self, call: tuple[Any, ...], timeout: float) -> Any:
-        assert timeout > 0
-        self.asked.append(call)
-        if self.error is not None:
-            raise self.error
-        if call[0] == "resources":
-            return ResourcesView(job_id=call[1], epoch=1, memory=VIEW, compute=VIEW, power=VIEW)
-        wish = call[2]
-        fields = {"action": wish.action, "resource_type": wish.resource_type, "status": "refused", "granted": 0.0}
-        return AllocationView(job_id=call[1], requested=wish.amount, share=None, reason="no", **fields)
+SLEEP = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
 
 
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
-    """An agent with a job ``job`` that sleeps; ``agent.scheduler`` is what it talks to."""
-    scheduler = Scheduler()
-    context = SimpleNamespace(get_session_name=lambda: "session")
-    monkeypatch.setattr(
-        host_agent,
-        "ray",
-        SimpleNamespace(
-            get_runtime_context=lambda: context, get_actor=lambda *_: scheduler, get=scheduler.get, method=ray.method
-        ),
-    )
-    monkeypatch.setattr(host_agent, "live_nodes", lambda: {"h1": SimpleNamespace(gpus=0)})
-    monkeypatch.setattr(host_agent, "claim_gpus", lambda *_: "claimed")
-    monkeypatch.setattr(host_agent, "start_vital_thread", lambda *_: None)
-    monkeypatch.setenv("COTENANT_RUN_DIR", str(tmp_path))
-    settings = Settings(device=DeviceSettings(backend="cpu", memory_bytes=GIB))
-    agent = HostAgent("h1", settings.model_dump_json())
-    agent.scheduler = scheduler
-    job = spec("job")
-    job = SimpleNamespace(
-        **{name: getattr(job, name) for name in job.__slots__}
-        | {"command": (sys.executable, "-S", "-c", "import time; time.sleep(60)"), "cwd": "/", "env": dict(os.environ)}
-    )
+    """An agent with a job ``job`` that sleeps."""
+    agent = make_agent(monkeypatch, tmp_path, Settings(device=DeviceSettings(backend="cpu", memory_bytes=GIB)))
     gpu_id = agent._gpus[0].gpu_id
-    assert agent.apply([StartJob("h1", job, 1, 0, (Share(gpu_id, GIB, 0.5),), "")]) == []
+    assert agent.apply([StartJob("h1", job_spec("job", *SLEEP), 1, 0, (Share(gpu_id, GIB, 0.5),), "")]) == []
     yield agent
     agent.apply([StopJob("h1", "job", 1, 0.0, "the test is over")])
     wait_until(lambda: not agent._launcher.running(), 10, "the job has ended")
@@ -130,10 +86,7 @@ def test_gpus_that_come_later_are_announced_and_used(agent, monkeypatch):
     agent._take_in_gpus()
     agent._take_in_gpus()
     assert [gpu.gpu_id for gpu in agent.report(1, (), "").host.gpus][1:] == ["late"]
-    job = SimpleNamespace(
-        **{name: getattr(spec("next"), name) for name in spec("next").__slots__}
-        | {"command": (sys.executable, "-S", "-c", ""), "cwd": "/", "env": dict(os.environ)}
-    )
+    job = job_spec("next", sys.executable, "-S", "-c", "")
     assert agent.apply([StartJob("h1", job, 1, 0, (Share("late", GIB, 0.5),), "")]) == []
     wait_until(lambda: any(ended.job_id == "next" for ended in agent._launcher.poll()), 10, "it has run there")
 

@@ -1,0 +1,190 @@
+"""The host agent of a host with two NVIDIA GPUs (stand-ins for NVML and MPS) on one of which everything hangs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import job_spec, make_agent
+from fake_mps import FakeMps
+from nvml_standin import Standin
+from nvml_standin.inprocess import loaded
+from support import wait_until
+
+from cotenant.actors import runner
+from cotenant.actors.enforcement import mps
+from cotenant.actors.host_agent import HostAgent
+from cotenant.configs.settings import DeviceSettings, Settings
+from cotenant.placement.types import Share
+from cotenant.scheduler.core.commands import ResizeShares, StartJob, StopJob
+
+GIB = 1 << 30
+GPUS = tuple(f"gpu {index} uuid=GPU-{name} total={16 * GIB}" for index, name in enumerate("ab"))
+SLEEP = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
+
+
+class Host:
+    """The agent and what it runs on."""
+
+    def __init__(self, agent: HostAgent, fake: FakeMps) -> None:
+        self.agent = agent
+        self.fake = fake
+
+    def start(self, job_id: str, gpu: str, epoch: int = 1) -> None:
+        share = Share(gpu, GIB, 0.5)
+        assert self.agent.apply([StartJob("h1", job_spec(job_id, *SLEEP), epoch, 0, (share,), "")]) == []
+
+    def stop(self, job_id: str, epoch: int = 1) -> None:
+        assert self.agent.apply([StopJob("h1", job_id, epoch, 0.0, "enough")]) == []
+
+    def start_in_vain(self, job_id: str = "slow") -> None:
+        """Have the daemon of GPU-a hang, and a job wait for it."""
+        self.fake.say(gpu="GPU-a", how="hang")
+        self.start(job_id, "GPU-a")
+        wait_until(lambda: "get_server_list" in self.fake.asked, 10, "its daemon is asked")
+
+    def go_on(self) -> None:
+        self.fake.say(gpu="GPU-a", how="")
+        wait_until(lambda: not self.agent._preparing, 10, "nothing is made ready any more")
+
+    def told(self, job_id: str) -> list[Any]:
+        return [event for event in self.agent._uplink._events if event.job_id == job_id]
+
+    def phases(self) -> dict[str, str]:
+        return {item.job_id: item.phase for item in self.agent.report(1, (), "").inventory}
+
+
+@pytest.fixture
+def host(standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    standin.set(*GPUS)
+    monkeypatch.setattr(mps, "START_S", 60.0)  # nothing here waits for it: hung starts are let go on
+    monkeypatch.setattr(mps, "BACKOFF_S", 0.05)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake = FakeMps(tmp_path, monkeypatch)
+    with loaded(standin) as library:
+        agent = make_agent(monkeypatch, tmp_path, Settings(device=DeviceSettings(backend="nvml")))
+        host = Host(agent, fake)
+        yield host
+        host.go_on()
+        for launched in agent._launcher.running():
+            host.stop(launched.job_id, launched.epoch)
+        wait_until(lambda: not agent._launcher.running(), 10, "no job is left")
+        agent.shut_down()
+        library.close()
+    assert fake.daemons() == []
+
+
+def test_a_start_on_a_gpu_that_hangs_holds_up_nothing_else(host):
+    host.start("old", "GPU-b")
+    wait_until(lambda: host.told("old"), 10, "it runs")
+    host.start_in_vain()
+    host.start("new", "GPU-b")
+    wait_until(lambda: host.told("new"), 10, "it runs")
+    host.stop("old")
+    wait_until(lambda: [end.job_id for end in host.agent._launcher.poll()] == ["old"], 10, "it has ended")
+    assert host.phases() == {"slow": "starting", "new": "running", "old": "exited"}
+    assert host.told("slow") == []
+    host.go_on()
+    assert [event.kind for event in host.told("slow")] == ["job_started"]
+    assert host.phases()["slow"] == "running"
+
+
+def test_a_start_that_is_repeated_while_it_waits_happens_once(host):
+    host.start_in_vain()
+    for _ in range(3):
+        host.start("slow", "GPU-a")
+    host.go_on()
+    host.start("slow", "GPU-a")
+    host.go_on()
+    assert {event.kind for event in host.told("slow")} == {"job_started"}
+    assert len(host.agent._launcher.running()) == 1
+    assert host.fake.asked.count("-d GPU-a") == 1
+
+
+def test_what_is_stopped_while_it_waits_does_not_start_and_that_is_told(host):
+    host.start_in_vain()
+    host.stop("slow")
+    assert host.phases() == {}
+    host.go_on()
+    wait_until(lambda: host.told("slow"), 10, "it is told")
+    host.start("slow", "GPU-a")
+    host.go_on()
+    assert {(event.kind, event.retry) for event in host.told("slow")} == {("start_failed", True)}
+    assert host.phases() == {}
+    assert host.agent._launcher.running() == []
+
+
+def test_another_lease_of_a_job_that_waits_starts_on_another_gpu(host):
+    host.start_in_vain()
+    host.stop("slow")
+    host.start("slow", "GPU-b", epoch=2)
+    wait_until(lambda: host.told("slow"), 10, "it runs")
+    host.go_on()
+    wait_until(lambda: len(host.told("slow")) == 2, 10, "both are told of")
+    assert [(event.kind, event.epoch) for event in host.told("slow")] == [("job_started", 2), ("start_failed", 1)]
+    assert [launched.epoch for launched in host.agent._launcher.running()] == [2]
+
+
+def test_a_resize_that_overtakes_a_start_is_refused_and_can_be_sent_again(host):
+    host.start_in_vain()
+    resize = ResizeShares("h1", "slow", 1, 1, (Share("GPU-a", GIB, 0.25),), "")
+    assert len(host.agent.apply([resize])) == 1
+    (item,) = host.agent.report(1, (), "").inventory
+    assert (item.phase, item.revision) == ("starting", 0)
+    host.go_on()
+    assert host.agent.apply([resize]) == []
+    assert host.agent._launcher.shares("slow")[0].compute == 0.25
+
+
+def test_what_waits_while_the_leases_expire_does_not_start_under_new_ones(host):
+    """The scheduler may have started it elsewhere meanwhile."""
+    host.start_in_vain()
+    host.agent._launcher.renew(time.monotonic())
+    host.agent.renew(time.monotonic() + 60.0)
+    host.go_on()
+    wait_until(lambda: host.told("slow"), 10, "it is told")
+    (failed,) = host.told("slow")
+    assert (failed.kind, failed.retry) == ("start_failed", True)
+    assert host.phases() == {}
+
+
+def test_a_start_that_comes_before_the_renewal_may_be_sent_again(host):
+    """The scheduler answers a report with commands, which may overtake its acknowledgement."""
+    host.agent._launcher.renew(time.monotonic())
+    host.start("next", "GPU-b")
+    host.go_on()
+    host.agent.renew(time.monotonic() + 60.0)
+    assert host.told("next") == []
+    host.start("next", "GPU-b")
+    wait_until(lambda: host.told("next"), 10, "it is told")
+    assert [event.kind for event in host.told("next")] == ["job_started"]
+
+
+def test_the_report_does_not_wait_for_a_daemon_that_is_found_to_hang(host, monkeypatch):
+    monkeypatch.setattr(mps, "LOOK_S", 60.0)
+    host.start("job", "GPU-a")
+    wait_until(lambda: host.told("job"), 10, "it runs")
+    host.fake.say(gpu="GPU-a", how="hang")
+    host.agent._launcher.tend()
+    (launched,) = host.agent._launcher.running()
+    for process in runner.descendants(launched.root_pid):
+        runner.send(process, 6)
+    wait_until(lambda: host.phases() == {"job": "exited"}, 10, "its end is known")
+    assert any(thread.name == "MPS on GPU-a calls" for thread in threading.enumerate())
+
+
+def test_an_agent_whose_daemons_hang_is_shut_down_in_time(host, monkeypatch):
+    monkeypatch.setattr(mps, "QUIT_S", 0.1)
+    monkeypatch.setattr(mps, "START_S", 2.0)
+    host.start_in_vain()
+    host.stop("slow")
+    host.agent.shut_down()
+    wait_until(
+        lambda: not any(thread.name == "prepare-slow" for thread in threading.enumerate()), 10, "it waits no more"
+    )
+    assert host.fake.daemons() == []
