@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from cotenant.actors import runner
 from cotenant.actors.devices.nvml.library import Library, NvmlFailure, NvmlUnavailable
-from cotenant.actors.devices.nvml.watchdog import Hung, call_within
+from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog, call_within
 
 RECORD = "power.json"
 TIMEOUT_S = 2.0  # for one GPU: one that hangs must not hold up the others
@@ -16,8 +17,9 @@ TIMEOUT_S = 2.0  # for one GPU: one that hangs must not hold up the others
 class PowerLimit:
     """Limits the power of GPUs; a GPU that does not take it is left as it is, and ``notes`` say so.
 
-    What was there before is written down first: an agent that is killed is followed by one that still knows it. So is
-    one that could not put it back, or that left a call behind which may still take effect.
+    All of it is done one after the other in a thread of its own: who asks for it has other GPUs to see to, and only
+    ``restore`` waits. What was there before is written down first: an agent that is killed is followed by one that
+    still knows it. So is one that could not put it back, or that left a call behind which may still take effect.
 
     Args:
         run_dir: The host's run directory.
@@ -30,24 +32,34 @@ class PowerLimit:
         self._record = run_dir / RECORD
         self._watts = watts
         self._hung: set[str] = set()  # a call to these has not come back in time, and may do so later
+        self._calls = Watchdog("power limits")
         if watts is None:
-            self.restore()
+            self._calls.post(self._restore, self._done)
         self.add(gpu_ids)
 
     def add(self, gpu_ids: Sequence[str]) -> None:
-        """Limit these GPUs too."""
-        if self._watts is None:
-            return
+        """Limit these GPUs too, soon."""
+        if self._watts is not None:
+            milliwatts = dict.fromkeys(gpu_ids, round(self._watts * 1000))
+            self._calls.post(partial(self._limit_all, milliwatts), self._done)
+
+    def restore(self) -> None:
+        """Put back what was there before. Idempotent; what a GPU does not take is in ``notes``, and stays recorded."""
+        self._calls.start(self._restore).result()
+
+    def _done(self, _: None, error: BaseException | None) -> None:
+        if error is not None:
+            self.notes.append(f"power is not limited as it should be: {error!r}")
+
+    def _limit_all(self, milliwatts: Mapping[str, int]) -> None:
         try:
             library = Library()
         except NvmlUnavailable as error:
             self.notes.append(f"power is not limited: {error}")
             return
-        milliwatts = round(self._watts * 1000)
-        self._each(library, dict.fromkeys(gpu_ids, milliwatts), self._limit, "power of {} is not limited: {}")
+        self._each(library, milliwatts, self._limit, "power of {} is not limited: {}")
 
-    def restore(self) -> None:
-        """Put back what was there before. Idempotent; what a GPU does not take is in ``notes``, and stays recorded."""
+    def _restore(self) -> None:
         before = runner.read_json(str(self._record)) or {}
         if not before:
             return

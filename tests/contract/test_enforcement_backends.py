@@ -19,11 +19,12 @@ from support import wait_until
 
 from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
-from cotenant.actors.enforcement.base import EnforcementBackend, JobReport, StaleCommand
+from cotenant.actors.enforcement.base import Ceiling, EnforcementBackend, JobReport, StaleCommand
 from cotenant.actors.enforcement.cpu import EVERYTHING_HELD, NO_STEP, NOTHING_SEEN, CpuEnforcement
 from cotenant.actors.enforcement.cuda import MPS_RECORD, MigEnforcement, MpsEnforcement, TimeSliceEnforcement
 from cotenant.actors.enforcement.host import HostEnforcement
 from cotenant.actors.enforcement.mps import MpsService
+from cotenant.actors.enforcement.pausing import CheckpointPause
 from cotenant.actors.launchspec import job_variables
 from cotenant.actors.shim.throttle import CREDIT_S
 from cotenant.configs.settings import EnforcementSettings
@@ -108,6 +109,7 @@ class Job:
     backend: EnforcementBackend
     dir: Path
     gpus: tuple[GpuInfo, ...] = GPUS[:1]
+    kind: str = "cpu"
 
     def admit(self, *, memory_bytes: int = 4 << 30, compute: float = 1.0, isolation: Isolation = "soft") -> None:
         shares = [Share(gpu.gpu_id, memory_bytes, compute) for gpu in self.gpus]
@@ -139,7 +141,7 @@ def job(request, tmp_path, monkeypatch) -> Iterator[Job]:
     job_dir = tmp_path / "job"
     job_dir.mkdir()
     backend = make(tmp_path)
-    job = Job(backend, job_dir, gpus[:1])
+    job = Job(backend, job_dir, gpus[:1], request.param)
     yield job
     backend.close()
 
@@ -232,13 +234,34 @@ def test_a_process_sees_the_gpus_of_its_shares_and_no_others(job):
     assert env["COTENANT_DEVICE"] == ("cpu" if job.gpus[0].cores else "cuda")
 
 
+CAPPED = (
+    "Now: no PyTorch optimizer seen: compute is not held to the share. Until it starts anew the driver refuses more"
+)
+NOTHING_YET = {
+    "cpu": NOTHING_SEEN,
+    "timeslice": "Now: no PyTorch optimizer seen: compute is not held to the share",
+    "mig": "Now: held by the hardware",
+    "mps": CAPPED,
+    "host": CAPPED,
+    "host-cpu": NOTHING_SEEN,
+}
+
+
 def test_nothing_is_promised_before_anything_is_seen(job):
     job.admit()
     job.apply(0.5)
-    assert (
-        NOTHING_SEEN in job.guaranteed or "no PyTorch optimizer seen" in job.guaranteed or "hardware" in job.guaranteed
-    )
+    assert NOTHING_YET[job.kind] in job.guaranteed
     assert job.backend.report(job.dir, time.monotonic()).steps is None
+
+
+PAUSES = {
+    "cpu": "signal",
+    "timeslice": "checkpoint",
+    "mig": "signal",
+    "mps": "signal",
+    "host": "signal",  # its job runs under MPS
+    "host-cpu": "signal",
+}
 
 
 def test_a_job_that_runs_is_not_lost_and_can_be_paused(job):
@@ -246,9 +269,19 @@ def test_a_job_that_runs_is_not_lost_and_can_be_paused(job):
     job.apply(0.5)
     job.backend.tend([job.dir])
     assert job.backend.lost(job.dir) == ""
-    assert job.backend.pause(job.dir).name in ("signal", "checkpoint")
-    for ceiling in job.backend.ceilings(job.dir):
-        assert ceiling.gpu_id == job.gpus[0].gpu_id
+    assert job.backend.detach(job.dir, ()) is None or job.kind in ("mps", "host")
+    assert job.backend.pause(job.dir).name == PAUSES[job.kind]
+    capped = [Ceiling(job.gpus[0].gpu_id, 4 << 30, 1.0)] if job.kind in ("mps", "host") else []
+    assert list(job.backend.ceilings(job.dir)) == capped
+
+
+@pytest.mark.parametrize(("missing", "name"), [("", "checkpoint"), ("no cuda-core", "signal")])
+def test_a_job_that_takes_turns_is_paused_by_checkpoints_where_there_are_any(tmp_path, monkeypatch, missing, name):
+    monkeypatch.setattr(CheckpointPause, "missing", lambda _: missing)
+    backend = HostEnforcement(tmp_path, CUDA_GPUS, EnforcementSettings(mps="off"))
+    job = Job(backend, tmp_path, CUDA_GPUS[:1])
+    job.admit()
+    assert backend.pause(tmp_path).name == name
 
 
 def test_a_training_process_is_held_resized_and_reported(training):

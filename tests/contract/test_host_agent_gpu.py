@@ -17,9 +17,9 @@ from nvml_standin.inprocess import loaded
 from support import wait_until
 
 from cotenant.actors import runner
-from cotenant.actors.enforcement import mps
+from cotenant.actors.enforcement import mps, power
 from cotenant.actors.host_agent import HostAgent
-from cotenant.configs.settings import DeviceSettings, Settings
+from cotenant.configs.settings import DeviceSettings, EnforcementSettings, Settings
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.commands import ResizeShares, StartJob, StopJob
 
@@ -176,6 +176,32 @@ def test_the_report_does_not_wait_for_a_daemon_that_is_found_to_hang(host, monke
         runner.send(process, 6)
     wait_until(lambda: host.phases() == {"job": "exited"}, 10, "its end is known")
     assert any(thread.name == "MPS on GPU-a calls" for thread in threading.enumerate())
+
+
+def test_the_device_loop_does_not_wait_for_the_power_limit_of_a_gpu_that_comes_later(
+    standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(power, "TIMEOUT_S", 60.0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    limited = [f"{gpu} limit=700000 limit_min=200000 limit_max=700000" for gpu in GPUS]
+    standin.set(*limited, "hang nvmlDeviceGetPowerManagementLimit 1")
+    settings = Settings(device=DeviceSettings(backend="nvml"), enforcement=EnforcementSettings(power_limit_w=350.0))
+
+    def limits() -> list[int]:
+        handles = [library.call("nvmlDeviceGetHandleByIndex", index) for index in range(2)]
+        return [library.call("nvmlDeviceGetPowerManagementLimit", handle) for handle in handles]
+
+    with loaded(standin) as library:
+        agent = make_agent(monkeypatch, tmp_path, settings)
+        both, agent._gpus = agent._gpus, agent._gpus[:1]
+        monkeypatch.setattr(agent._backend, "discover", lambda: both)
+        agent._take_in_gpus()
+        assert agent._gpus == both, "the driver hangs all the while"
+        standin.set(*limited)
+        wait_until(lambda: limits() == [350_000, 350_000], 10, "both are limited")
+        agent.shut_down()
+        assert limits() == [700_000, 700_000]
+        library.close()
 
 
 def test_an_agent_whose_daemons_hang_is_shut_down_in_time(host, monkeypatch):

@@ -13,7 +13,7 @@ from nvml_standin import Standin
 from nvml_standin.inprocess import loaded
 from support import wait_until
 
-from cotenant.actors.devices.base import DeviceSample, JobSample, Sample
+from cotenant.actors.devices.base import SILENT_LOST_S, DeviceSample, JobSample, Sample
 from cotenant.actors.devices.nvml.backend import NvmlBackend
 from cotenant.actors.devices.nvml.library import Library
 from cotenant.actors.profiler import Profiler
@@ -22,6 +22,16 @@ from cotenant.configs.settings import DeviceSettings, ProfilerSettings
 WAIT_S = 20.0
 GIB = 1 << 30
 FOUR = tuple(f"gpu {index} uuid=GPU-{index} total={16 * GIB} used={index * GIB}" for index in range(4))
+
+
+class Clock:
+    """Time that passes as the test says: how fast the machine is decides nothing."""
+
+    def __init__(self) -> None:
+        self.now_s = time.monotonic()
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class Host:
@@ -34,11 +44,16 @@ class Host:
         self._backends: list[NvmlBackend] = []
 
     def start(
-        self, *lines: str, visible: str | None = None, counted: int | None = None, **settings: int
+        self,
+        *lines: str,
+        visible: str | None = None,
+        counted: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **settings: int,
     ) -> NvmlBackend:
         """Make the backend of a host with this hardware; ``PID0`` and ``PID1`` are the processes."""
         self.show(*lines)
-        made = NvmlBackend(DeviceSettings(**settings), counted, library=self._library, visible=visible)
+        made = NvmlBackend(DeviceSettings(**settings), counted, library=self._library, visible=visible, clock=clock)
         self._backends.append(made)
         return made
 
@@ -64,12 +79,14 @@ def host(standin: Standin, library: Library, monkeypatch: pytest.MonkeyPatch) ->
         process.wait()
 
 
-def until(backend: NvmlBackend, holds: Callable[[Sample], bool], what: str) -> Sample:
-    """Sample at 20 Hz until this holds."""
+def until(backend: NvmlBackend, holds: Callable[[Sample], bool], what: str, clock: Clock | None = None) -> Sample:
+    """Sample at 20 Hz until this holds; a clock goes on by as much."""
     samples: list[Sample] = []
 
     def reached() -> bool:
         time.sleep(0.05)
+        if clock is not None:
+            clock.now_s += 0.05
         samples.append(backend.sample())
         return holds(samples[-1])
 
@@ -381,21 +398,27 @@ def test_one_of_four_is_lost_and_comes_back(host: Host) -> None:
 
 
 def test_a_call_that_never_returns_holds_up_one_gpu_only(host: Host) -> None:
-    backend = host.start(*FOUR, "process 2 pid=PID0 memory=100", "process 1 pid=PID1 memory=200")
+    clock = Clock()
+    backend = host.start(*FOUR, "process 2 pid=PID0 memory=100", "process 1 pid=PID1 memory=200", clock=clock)
     backend.watch("a", ["GPU-2"], host.pids[0])
     backend.watch("b", ["GPU-1"], host.pids[1])
-    until(backend, lambda sample: all_read(sample) and job(sample, "a").memory_bytes == 100, "all four to be read")
+    until(backend, lambda sample: all_read(sample) and job(sample, "a").memory_bytes == 100, "all to be read", clock)
     host.show(*FOUR, "process 1 pid=PID1 memory=200", "hang nvmlDeviceGetMemoryInfo 2")
-    sample = until(backend, lambda sample: device(sample, "GPU-2").memory_bytes is None, "silence to be seen")
-    assert (device(sample, "GPU-2").lost, device(sample, "GPU-2").note[:32]) == (
-        False,
-        "the driver has not answered for ",
-    )
+    until(backend, lambda sample: device(sample, "GPU-2").memory_bytes is None, "silence to be seen", clock)
+
+    def others_read(sample: Sample) -> bool:
+        return job(sample, "b").memory_bytes == 200 and device(sample, "GPU-3").memory_bytes == 3 * GIB
+
+    sample = until(backend, others_read, "the others to be read at that moment")
+    assert not device(sample, "GPU-2").lost
+    assert device(sample, "GPU-2").note.startswith("the driver has not answered for 1.")
     assert (job(sample, "a").memory_bytes, job(sample, "a").util) == (None, None)
-    assert (job(sample, "b").memory_bytes, device(sample, "GPU-3").memory_bytes) == (200, 3 * GIB)
-    until(backend, lambda sample: device(sample, "GPU-2").lost, "the GPU to be given up")
+    clock.now_s += SILENT_LOST_S
+    assert device(backend.sample(), "GPU-2").lost
+    sample = until(backend, others_read, "the others to be read at that moment")
+    assert [each.lost for each in sample.devices] == [False, False, True, False]
     host.show(*FOUR)
-    until(backend, all_read, "the GPU to be used again")
+    until(backend, all_read, "the GPU to be used again", clock)
 
 
 def test_an_instance_that_is_destroyed_takes_no_other_with_it(host: Host) -> None:

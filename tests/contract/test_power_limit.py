@@ -31,6 +31,7 @@ def limits():
 said, seen = [], [limits()]
 for agent in range({agents}):
     power = PowerLimit(Path({folder!r}), ["GPU-a", "GPU-b"], {watts})
+    power._calls.call(60.0, int)  # it is done
     seen.append(limits())
 for _ in range(2 if {watts} else 0):
     power.restore()
@@ -72,6 +73,7 @@ host = HostEnforcement(Path({str(tmp_path)!r}), (), EnforcementSettings(power_li
 seen = [limits()]
 for index, name in enumerate("ab"):
     host.add_gpus([GpuInfo(f"GPU-{{name}}", "H100", index, 1 << 30, {{"CUDA_VISIBLE_DEVICES": f"GPU-{{name}}"}})])
+    host._power._calls.call(60.0, int)  # it is done
     seen.append(limits())
 host.close()
 print(json.dumps([*seen, limits(), host.notes]))
@@ -124,11 +126,24 @@ def test_a_gpu_that_hangs_holds_up_no_other(standin, tmp_path):
     assert notes == [f"power of GPU-a is not limited: GPU-a: {late}", again, again]
 
 
+def test_a_record_that_cannot_be_written_is_said(standin, tmp_path):
+    standin.set(*GPUS)
+    (tmp_path / RECORD).mkdir()
+    code = (
+        "from pathlib import Path\nfrom cotenant.actors.enforcement.power import PowerLimit\n"
+        f"power = PowerLimit(Path({str(tmp_path)!r}), ['GPU-a'], 300.0)\n"
+        "power._calls.call(60.0, int)\nprint(json.dumps(power.notes))"
+    )
+    (note,) = standin.python(code)
+    assert note.startswith("power is not limited as it should be: IsADirectoryError(")
+
+
 def test_without_a_driver_it_is_said(standin, tmp_path):
     standin.set(*GPUS)
     code = (
         "from pathlib import Path\nfrom cotenant.actors.enforcement.power import PowerLimit\n"
-        f"print(json.dumps(PowerLimit(Path({str(tmp_path)!r}), ['GPU-a'], 300.0).notes))"
+        f"power = PowerLimit(Path({str(tmp_path)!r}), ['GPU-a'], 300.0)\n"
+        "power._calls.call(60.0, int)\nprint(json.dumps(power.notes))"
     )
     standin.set("fault nvmlInit 9")
     (note,) = standin.python(code)
