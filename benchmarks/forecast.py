@@ -90,7 +90,7 @@ def host_predictions(data: SeriesSet) -> Found:
     said = [np.empty((len(samples), len(data.horizons), WIDTH), dtype=np.float32) for _, samples, _ in known]
     for tick in range(len(known[0][1])):
         rows = np.arange(sum(len(samples) > tick for _, samples, _ in known))
-        host.take(rows, np.array([known[row][1][tick] for row in rows], dtype=np.float32))
+        host.take(rows, np.array([[known[row][1][tick]] for row in rows], dtype=np.float32))
         now = host.predict(rows)
         for row in rows:
             said[row][tick] = now[row]

@@ -7,7 +7,10 @@ gains g look back over different spans: large ones follow a change of phase, sma
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from cotenant.forecasting.demand.arrays import FAR, Array, Indexes, Rows, median_of_four
 
@@ -38,8 +41,8 @@ class Analogues:
             raise ValueError(f"last is {last}; {TAKE} analogues {max(horizons)} ticks ahead need more lags than that")
         self.width = 2 * len(gains)
         self._horizons, self._last, self._gains = horizons, last, gains
-        self._lags = np.arange(1, last + 1)
         self._settled = last + 1.0 / min(gains)
+        self._rates = _rates(gains, math.ceil(self._settled) + last, last)
         self._ahead = np.repeat(np.array(horizons, dtype=np.intp)[None], len(gains), axis=0)
         self._distances: Array = np.full((len(gains), rows, last), FAR, dtype=np.float32)
         self._chosen: Indexes = np.full((rows, len(gains), len(horizons), TAKE), last, dtype=np.intp)
@@ -80,36 +83,46 @@ class Analogues:
             every = max(1, int(PATIENCE / gain)) if len(self._weights) > BUSY else 1
             due = ((counts + numbers) % every == 0) | (counts < YOUNG)
             if due.any():
-                self._choose(rows if due.all() else numbers[due], k)
+                self._choose(rows if due.all() else numbers[due], slice(k, k + 1))
         return self._predict(rows, outcomes)
 
-    def learn(self, rows: Rows, history: Array, counts: Indexes, numbers: Indexes) -> None:
-        """Take in one tick without forecasting; arguments as of ``step``."""
-        gaps = history[:, 1 : self._last + 1] - history[:, :1]
-        np.abs(gaps, out=gaps)
+    def learn(self, rows: Rows, history: Array, counts: Indexes, numbers: Indexes, ticks: int = 1) -> None:
+        """Take in ticks without forecasting, as one after the other would be.
+
+        Args:
+            rows: As of ``step``, and so are ``counts``, those before the first of the ticks, and ``numbers``.
+            history: As of ``step`` at the last tick, shape (n, >= last + ticks).
+            ticks: How many.
+        """
         young = np.flatnonzero(counts < self._settled)
-        known = counts[young, None] - self._lags  # comparisons made before at each lag; a plain mean while they are few
-        share = 1.0 / np.maximum(known + 1, 1).astype(np.float32)
-        nearer = np.empty_like(gaps)
-        for k, gain in enumerate(self._gains):
-            before = self._distances[k, numbers[young]]
-            np.subtract(gaps, self._distances[k, rows], out=nearer)
-            nearer *= np.float32(gain)
-            self._distances[k, rows] += nearer
-            if len(young):
-                new = gaps[young]
-                after = np.where(known == 0, new, before + np.maximum(np.float32(gain), share) * (new - before))
-                self._distances[k, numbers[young]] = np.where(known < 0, np.float32(FAR), after)
+        distances, settled = self._distances[:, rows], len(young) < len(counts)
+        infants = None
+        if len(young):
+            infants = _Young(self._distances[:, numbers[young]], self._rates, counts[young], ticks)
+        nearer = np.empty_like(distances[0])
+        for newest in range(ticks - 1, -1, -1):
+            gaps = history[:, newest + 1 : newest + 1 + self._last] - history[:, newest : newest + 1]
+            np.abs(gaps, out=gaps)
+            for k, gain in enumerate(self._gains) if settled else ():
+                np.subtract(gaps, distances[k], out=nearer)
+                nearer *= np.float32(gain)
+                distances[k] += nearer
+            if infants is not None:
+                infants.follow(gaps[young] if settled else gaps, newest)
+        self._distances[:, rows] = distances
+        if infants is not None:
+            self._distances[:, numbers[young]] = infants.distances
 
     def predict(self, rows: Rows, outcomes: Array) -> Array:
         """Forecast from what was taken in, every lag chosen anew; argument and result as of ``step``."""
-        for k in range(len(self._gains)):
-            self._choose(rows, k)
+        self._choose(rows, slice(None))
         return self._predict(rows, outcomes)
 
-    def _choose(self, rows: Rows, k: int) -> None:
-        distances = self._distances[k, rows]
-        slack = np.float32(TOLERANCE * self._gains[k] ** 0.5)
+    def _choose(self, rows: Rows, gains: slice) -> None:
+        by_gain = self._distances[gains, rows]
+        distances = by_gain.reshape(-1, self._last)  # each gain's series are like further series
+        slacks = np.array([TOLERANCE * gain**0.5 for gain in self._gains[gains]], dtype=np.float32)
+        slack = np.repeat(slacks, by_gain.shape[1])[:, None]
         best: Indexes | None = None
         scores: Array | None = None
         longer = self._last + 1
@@ -124,8 +137,9 @@ class Analogues:
                 distance = np.take_along_axis(distance, kept, axis=1)
             best, scores, longer = more, distance, first
             likeness = np.square((scores.min(axis=1, keepdims=True) + slack) / (scores + slack))
-            self._chosen[rows, k, j] = best
-            self._weights[rows, k, j] = np.where(scores < FAR / 2, likeness, 0.0)
+            shape = (*by_gain.shape[:2], TAKE)
+            self._chosen[rows, gains, j] = best.reshape(shape).swapaxes(0, 1)
+            self._weights[rows, gains, j] = np.where(scores < FAR / 2, likeness, 0.0).reshape(shape).swapaxes(0, 1)
 
     def _predict(self, rows: Rows, outcomes: Array) -> Array:
         n = len(outcomes)
@@ -143,6 +157,55 @@ class Analogues:
         both[..., 0] = median_of_four(after, heavy)
         both[blind] = outcomes[:, :1][np.nonzero(blind)[0]]
         return np.ascontiguousarray(both.transpose(0, 2, 1, 3)).reshape(n, len(self._horizons), self.width)
+
+
+class _Young:
+    """Distances of young series over some ticks. At lags with few comparisons a distance is their plain mean.
+
+    Attributes:
+        distances: Shape (gains, n, lags).
+    """
+
+    def __init__(self, distances: Array, rates: Array, counts: Indexes, ticks: int) -> None:
+        """Begin.
+
+        Args:
+            distances: Those of the series now.
+            rates: See ``_rates``.
+            counts: Values each had before the first tick.
+            ticks: How many are to come.
+        """
+        self.distances = distances
+        lags = distances.shape[2]
+        for series, count in enumerate(counts.tolist()):
+            # Lags that are compared for the first time: from 0 on, a step at rate 1 leads to the gap itself.
+            self.distances[:, series, max(0, count - 1) : count + ticks - 1] = 0.0
+        first = rates.shape[1] - lags - counts - ticks + 1
+        self._rates = sliding_window_view(rates, lags + ticks - 1, axis=1)[:, first]
+        self._nearer = np.empty_like(distances)
+
+    def follow(self, gaps: Array, newest: int) -> None:
+        """Take in a tick: gaps of shape (n, lags); so many ticks follow."""
+        np.subtract(gaps, self.distances, out=self._nearer)
+        self._nearer *= self._rates[:, :, newest : newest + gaps.shape[1]]
+        self.distances += self._nearer
+
+
+def _rates(gains: tuple[float, ...], most: int, lags: int) -> Array:
+    """Return how far each comparison moves a distance: a gain or, while there are few, 1 / their number.
+
+    Args:
+        gains: The gains.
+        most: Largest number of comparisons made before.
+        lags: How many lags there are, as many of which nothing may be known.
+
+    Returns:
+        Shape (gains, most + 1 + lags): for ``most`` comparisons made before down to none; then 0, for lags at which
+        there is nothing to compare with.
+    """
+    share = 1.0 / np.arange(most + 1, 0, -1).astype(np.float32)
+    known = np.maximum(np.array(gains, dtype=np.float32)[:, None], share)
+    return np.concatenate([known, np.zeros((len(gains), lags), dtype=np.float32)], axis=1)
 
 
 def _smallest(distances: Array, first: int) -> tuple[Indexes, Array]:

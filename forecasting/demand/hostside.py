@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from cotenant.forecasting.demand.analogues import Analogues
 from cotenant.forecasting.demand.arrays import FAR, Array, Indexes, grown, span
@@ -55,17 +56,22 @@ class HostAnalogues:
         self._counts[row] = 0
 
     def take(self, rows: Indexes, samples: Array) -> None:
-        """Take in one sample per series, shape (n,)."""
-        where = span(rows)
+        """Take in further samples of some series, as one after the other would be: the same number of each.
+
+        Args:
+            rows: The series, n of them.
+            samples: Shape (n, samples), the oldest first.
+        """
+        where, ticks, kept = span(rows), samples.shape[1], self._samples.shape[1]
         counts = self._counts[where]
-        known = np.concatenate([samples[:, None], self._samples[where, :-1]], axis=1, dtype=np.float32)
-        self._samples[where] = known
-        inside = known[:, : self._per_window]
-        there = np.arange(inside.shape[1]) <= counts[:, None]
-        mean = np.where(there, inside, 0.0).sum(axis=1) / there.sum(axis=1)
-        self._means[where] = np.concatenate([mean[:, None], self._means[where, :-1]], axis=1, dtype=np.float32)
-        self._analogues.learn(where, known, counts, rows)
-        self._counts[where] += 1
+        known = np.concatenate([samples[:, ::-1], self._samples[where]], axis=1, dtype=np.float32)
+        self._samples[where] = known[:, :kept]
+        inside = sliding_window_view(known, self._per_window, axis=1)[:, :ticks]
+        there = np.arange(self._per_window) <= (counts[:, None] + np.arange(ticks - 1, -1, -1))[..., None]
+        means = np.where(there, inside, 0.0).sum(axis=2) / there.sum(axis=2)
+        self._means[where] = np.concatenate([means, self._means[where]], axis=1, dtype=np.float32)[:, :kept]
+        self._analogues.learn(where, known, counts, rows, ticks)
+        self._counts[where] += ticks
 
     def predict(self, rows: Indexes) -> Array:
         """Return the means of the windows that end ``horizons`` windows from now, shape (n, horizons, ``WIDTH``)."""

@@ -165,13 +165,13 @@ def test_the_host_foresees_means_from_a_rhythm_within_windows() -> None:
     rows, errors = np.arange(2), []
     samples = np.stack([np.arange(600) % 23 < 11, np.arange(600) % 37 < 20]).astype(np.float32)
     for tick in range(600):
-        host.take(rows, samples[:, tick])
+        host.take(rows, samples[:, tick : tick + 1])
         if 300 <= tick < 590 and tick % 10 == 9:
             said = host.predict(rows)
             errors.append(np.abs(said[:, 0] - samples[:, tick + 1 : tick + 11].mean(axis=1)[:, None]))
     assert np.mean(errors) < 0.02
     host.clear(0)
-    host.take(np.array([0]), single(0.3))
+    host.take(np.array([0]), single(0.3)[:, None])
     assert host.predict(np.array([0])) == pytest.approx(0.3)
 
 
@@ -181,10 +181,28 @@ def test_a_bigger_table_of_the_host_keeps_what_it_knew() -> None:
     for tick in range(60):
         if tick == 30:
             large.resize(4)
-        now = rng.random(2).astype(np.float32)
+        now = rng.random((2, 1)).astype(np.float32)
         small.take(rows, now)
         large.take(rows, now)
     assert small.predict(rows) == pytest.approx(large.predict(rows), abs=1e-6)
+
+
+def test_samples_taken_in_together_say_the_same_as_one_by_one() -> None:
+    """Of series of all ages: new ones, young ones, and such as have long been settled."""
+    rng = np.random.default_rng(0)
+    together, alone = (HostAnalogues(6, (1, 3), per_window=5, last=40) for _ in range(2))
+    for block in range(80):
+        rows = np.array([0, 1, 2, 3] if block < 30 else [0, 2, 3, 4, 5] if block < 60 else [0, 3, 5])
+        samples = rng.random((len(rows), int(rng.integers(1, 12)))).astype(np.float32)
+        together.take(rows, samples)
+        for tick in range(samples.shape[1]):
+            for place, row in enumerate(rows):
+                alone.take(np.array([row]), samples[place : place + 1, tick : tick + 1])
+        if block in (10, 40):
+            together.clear(2)
+            alone.clear(2)
+        one_by_one = [alone.predict(np.array([row])) for row in rows]
+        assert np.array_equal(together.predict(rows), np.concatenate(one_by_one))
 
 
 def test_absent_experts_change_nothing_and_present_ones_are_weighed() -> None:
