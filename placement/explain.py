@@ -131,6 +131,11 @@ def _gpus_never(errors: Sequence[FitError]) -> str:
     return f"wants {needed:.0f} GPUs, at most {available:.0f} of this cluster could ever serve it together"
 
 
+def _gpus_to_come(errors: Sequence[FitError]) -> str:
+    needed, available = _nearest(errors)
+    return f"wants {needed:.0f} GPUs, at most {available:.0f} are there to serve it together: more are asked for"
+
+
 def _details(errors: Sequence[FitError]) -> str:
     return "; ".join(dict.fromkeys(error.detail or "a quota is used up" for error in errors))
 
@@ -178,6 +183,7 @@ _CLUSTER: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "quota_gpus": _details,
     "quota_jobs": _details,
     "gpus_never": _gpus_never,
+    "gpus_to_come": _gpus_to_come,
     "too_few_gpus": _too_few_gpus,
     "too_few_on_host": _too_few_on_host,
 }
@@ -228,6 +234,7 @@ _HELP: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "too_few_gpus": _help_gpus,
     "too_few_on_host": _says("allow the GPUs to lie on several hosts: gang cluster instead of host"),
     "gpus_never": _help_gpus,
+    "gpus_to_come": _says("wait for nodes that Ray's autoscaler adds, if it has a node type as large"),
     "quota_gpus": _help_quota,
     "quota_jobs": _help_quota,
 }

@@ -136,6 +136,7 @@ FitErrorKind = Literal[
     "too_few_gpus",
     "too_few_on_host",
     "gpus_never",
+    "gpus_to_come",
     "quota_gpus",
     "quota_jobs",
 ]

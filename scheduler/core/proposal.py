@@ -152,7 +152,17 @@ class Proposal:
         answer = self.policy.place(request, gpus, self.predictor, self.packing, waiting_gpus)
         if backfills:
             self.show_held()
-        return answer
+        return self._until_it_grows(job, answer) if isinstance(answer, NoFit) and answer.never else answer
+
+    def _until_it_grows(self, job: Job, refusal: NoFit) -> NoFit:
+        """Return the refusal of a job that only wants more GPUs than there are as one to wait with if more may come."""
+        scaling = self.state.configured.scaling
+        allowed = scaling.most_gpus is None or job.spec.hints.gpus <= scaling.most_gpus
+        few = [error for error in refusal.errors if error.kind == "gpus_never" and (error.available or 0.0) > 0.0]
+        if not scaling.enabled or not allowed or not few or job.only_host is not None:
+            return refusal
+        to_come = replace(few[0], kind="gpus_to_come", never=False)
+        return NoFit(refusal.job_id, (to_come, *(each for each in refusal.errors if each not in few)), never=False)
 
     def _open_to(self, job: Job, request: Request) -> Sequence[GpuView]:
         """Return the GPUs the job may use; the fleet itself when it may use all."""

@@ -71,11 +71,13 @@ def loads_of(state: State) -> list[Load]:
 def asks_of(state: State, settings: ScalingSettings, now: float) -> list[Ask]:
     """Return what the jobs want that have waited long and that more GPUs would help, in order of submission."""
     asks: list[Ask] = []
-    for job in state.in_order(state.queued):
+    for job in state.in_order(state.queued | state.pending):
         errors = state.refused.get(job.spec.job_id, ())
-        limited = any(error.never or error.kind in ("quota_gpus", "quota_jobs") for error in errors)
+        limited = any(error.kind in ("quota_gpus", "quota_jobs") for error in errors)
+        # Some GPUs may be too small for it; where all are, more of them would not help.
+        hopeless = bool(errors) and all(error.never for error in errors)
         waits = job.not_before <= now and now - job.queued_at >= settings.wait_s
-        if waits and not limited and job.spec.pinned_host is None:
+        if waits and not limited and not hopeless and job.spec.pinned_host is None:
             asks.extend(_asks(state.request_of(job), state))
     return asks
 

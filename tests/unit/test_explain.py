@@ -59,6 +59,11 @@ def errors(kind: FitErrorKind, *numbers: tuple[float | None, float | None]) -> l
             "wants 9 GPUs, at most 8 of this cluster could ever serve it together",
             id="too large",
         ),
+        pytest.param(
+            [FitError("gpus_to_come", None, 9, 8)],
+            "wants 9 GPUs, at most 8 are there to serve it together: more are asked for",
+            id="too large for now",
+        ),
     ],
 )
 def test_message(given: list[FitError], message: str) -> None:
@@ -80,6 +85,10 @@ def test_message(given: list[FitError], message: str) -> None:
             "allow the GPUs to lie on several hosts: gang cluster instead of host",
         ),
         ([FitError("gpus_never", None, 9, 8)], "ask for at most 8 GPUs"),
+        (
+            [FitError("gpus_to_come", None, 9, 8)],
+            "wait for nodes that Ray's autoscaler adds, if it has a node type as large",
+        ),
         ([FitError("too_few_gpus", None, 1, 0)], "add a GPU host"),
     ],
 )

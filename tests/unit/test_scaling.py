@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from scheduling import GIB, Driver, half, host, settings, spec
 
+from cotenant.actors import fleet
 from cotenant.actors.scaling import EVERY_S, Scaler
 from cotenant.configs.settings import AccountSettings, ScalingSettings, SchedulingSettings
-from cotenant.scheduler.core.events import HostUnreachable, Tick
+from cotenant.scheduler.core.events import HostJoined, HostLost, HostUnreachable, Tick
+from cotenant.scheduler.core.model import Host
 from cotenant.scheduler.core.scaling import Ask, Load, ScalingMemory, Size, asks_of, decide, loads_of
 from cotenant.scheduler.simulation.elastic import ElasticShell
 from cotenant.scheduler.simulation.truth import NoInterference
@@ -78,6 +82,67 @@ def test_who_asks() -> None:
     assert loads_of(driver.core.state) == []
 
 
+def scaled(*hosts: Host, **rules: Any) -> Driver:
+    """A cluster that may grow."""
+    return Driver(*hosts, configured=settings().model_copy(update={"scaling": RULES.model_copy(update=rules)}))
+
+
+def asked(driver: Driver) -> list[Ask]:
+    driver.do(Tick(), after_s=40.0)
+    return asks_of(driver.core.state, RULES, driver.now)
+
+
+def test_jobs_ask_while_there_is_no_host_at_all() -> None:
+    """From nothing, and once the last host was given back."""
+    driver = scaled()
+    driver.submit(half("first", compute=0.4), spec("gang", gpus=2))
+    assert asked(driver) == [Ask(1, 0.4), Ask(2)]
+    driver = scaled(host())
+    driver.do(HostLost("h1", "given back"))
+    driver.submit(spec("later"))
+    assert asked(driver) == [Ask(1)]
+    driver.do(HostJoined(host("h2")))
+    assert driver.state("later") == "STARTING"
+
+
+@pytest.mark.parametrize(
+    ("hints", "wants"),
+    [({"gpus": 4, "gang": "cluster"}, [Ask(1)] * 4), ({"gpus": 4}, [Ask(4)]), ({"gpus": 2}, [Ask(2)])],
+)
+def test_a_job_larger_than_the_cluster_waits_until_it_has_grown(hints: dict[str, Any], wants: list[Ask]) -> None:
+    driver = scaled(host())
+    driver.submit(spec("large", **hints))
+    assert asked(driver) == wants
+    assert driver.state("large") == "QUEUED"
+    driver.do(HostJoined(host("h2", gpus=4)))
+    assert driver.state("large") == "STARTING"
+
+
+@pytest.mark.parametrize(
+    ("rules", "hints"),
+    [
+        ({"enabled": False}, {"gpus": 4}),
+        ({"most_gpus": 3}, {"gpus": 4}),
+        ({}, {"gpu_memory": 100 * GIB}),
+        ({}, {"gpu_memory": 100 * GIB, "gpus": 4}),
+    ],
+    ids=["it cannot grow", "not so far", "all GPUs are too small", "all GPUs are too small, and too few"],
+)
+def test_a_job_for_which_growing_is_no_help_fails_at_once(rules: dict[str, Any], hints: dict[str, Any]) -> None:
+    driver = scaled(host(gpus=2), **rules)
+    driver.submit(spec("never", **hints))
+    assert driver.state("never") == "FAILED"
+    assert driver.job("never").not_placeable
+    assert asked(driver) == []
+
+
+def test_a_gpu_that_is_too_small_does_not_keep_a_job_from_asking_for_another() -> None:
+    driver = scaled(host(memory=2 * GIB), host("h2"))
+    driver.run(spec("runs", gpu_memory=6 * GIB, isolation="hard"))
+    driver.submit(spec("waits", gpu_memory=6 * GIB, compute=0.5))
+    assert asked(driver) == [Ask(1, 0.75)]
+
+
 def test_ray_is_told_what_is_new_and_again_when_that_failed() -> None:
     driver = Driver(configured=settings().model_copy(update={"scaling": RULES}))
     told: list[Size] = []
@@ -100,7 +165,30 @@ def test_ray_is_told_what_is_new_and_again_when_that_failed() -> None:
     for _ in range(3):
         now[0] += EVERY_S
         scaler.look(lock, driver.core, driver.now)
-    assert told == [Size((), ())]
+    assert told == [Size((2,), ())]
+
+
+def test_ray_gets_bundles_of_gpus_and_spare_hosts_let_go_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(fleet, "request_resources", lambda **what: asked.append(what))
+    monkeypatch.setattr(fleet, "hosting_nodes", lambda: {"stays", "goes"})
+    agents = {fleet.agent_name(host_id): _Agent() for host_id in ("stays", "goes")}
+    monkeypatch.setattr(fleet.ray, "get_actor", lambda name, _namespace: agents[name])
+    hosts = fleet.Fleet(settings())
+    hosts.ensure_agents()
+    for spare in (("goes",), ()):
+        hosts.resize(Size((4, 1), spare))
+    assert asked == [{"bundles": [{"GPU": 4}, {"GPU": 1}]}] * 2
+    assert agents[fleet.agent_name("stays")].held == [True, True]
+    assert agents[fleet.agent_name("goes")].held == [False, True]
+
+
+class _Agent:
+    """A handle of an actor that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.held: list[bool] = []
+        self.hold_gpus = SimpleNamespace(remote=self.held.append)
 
 
 def test_nothing_is_asked_for_unless_it_is_switched_on() -> None:
