@@ -23,6 +23,7 @@ from cotenant.scheduler.simulation.traces import load
 from cotenant.scheduler.simulation.workload import Trace, even_cluster
 
 GPUS = 64
+QUICK_JOBS = 100
 TRACES = ("trace1", "trace2")
 PEERS = ("srtf", "tiresias")
 DELAYS = Delays(tick_s=3600.0)  # the jobs run for weeks
@@ -33,17 +34,17 @@ def muri(selection: Selection) -> Iterator[Row]:
     """What was published, our baselines, ours."""
     folder = selection.data / "traces" / "muri"
     for name in TRACES:
-        case = f"Muri's {name}, 64 GPUs"
+        case = selection.named(f"Muri's {name}, {GPUS} GPUs", f"the first {QUICK_JOBS} jobs of")
         with (folder / "muri_published_sim.csv").open(newline="") as lines:
             for line in csv.DictReader(lines):
-                if (line["metric"], line["trace"]) == ("JCT", name):
+                if (line["metric"], line["trace"]) == ("JCT", name) and not selection.quick:
                     yield Row(
                         case, f"{line['policy']}, Muri's simulator", COMPLETION, float(line["value_seconds"]), "s"
                     )
         path = folder / f"{name}.csv.gz"
         trace, truth = load(path, "muri"), StageTruth(path)
         if selection.quick:
-            trace = Trace(trace.name, trace.jobs[:100])
+            trace = Trace(trace.name, trace.jobs[:QUICK_JOBS])
         for method in (*PEERS, *OURS):
             if not selection.wants(case, method):
                 continue
@@ -52,7 +53,7 @@ def muri(selection: Selection) -> Iterator[Row]:
                 jobs = Trace(trace.name, tuple(replace(job, estimate_s=job.duration_s) for job in trace.jobs))
             scenario = Scenario(jobs, even_cluster(GPUS), truth)
             if method in POLICIES:
-                yield from figures(case, method, baseline(scenario, POLICIES[method]()))
+                yield from figures(case, method, [baseline(scenario, POLICIES[method]())])
             else:
                 told = only(TablePredictor(truth, error=0.0))
-                yield from figures(case, method, shipped_core(scenario, models=told, delays=DELAYS))
+                yield from figures(case, method, [shipped_core(scenario, models=told, delays=DELAYS)])

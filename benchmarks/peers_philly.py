@@ -31,8 +31,7 @@ USABLE_GIB = 23
 FULL, HALF = 0.94, 0.5  # utilisation of heavy models and more, of light ones and less
 PEERS = ("fifo", "sjf", "qssf", "tiresias", "srtf", "lucid", "threshold", "static", "first-fit", "best-fit")
 PREEMPTING_AND_SHARING = ("tiresias", "srtf", "lucid", "threshold")
-QUICK_GPUS = 8
-SAMPLE = 1  # number of the sample
+SAMPLES = (1, 2, 3)  # numbers, which are the seeds of the noise too
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Case:
         column: What is true, a column of the table of pairs.
         goals: By method.
         peers: Baselines to run.
-        sampled: Only a sample of the jobs, as many as the GPUs carry like all of them 304 GPUs.
+        sampled: Only samples of the jobs, as many as the GPUs carry like all of them 304 GPUs.
     """
 
     name: str
@@ -67,20 +66,21 @@ _OURS: Mapping[str, Goals] = {
     "cotenant, never suspending, no estimates": {},
     "cotenant, told the truth": {},
 }
+QUICK = Case("one sample of the Philly week, 8 GPUs", 8, goals=_OURS, peers=("srtf", "lucid"), sampled=True)
 CASES = (
-    Case("sample of the Philly week, 32 GPUs", 32, goals=_OURS, sampled=True),
+    Case("samples of the Philly week, 32 GPUs", 32, goals=_OURS, sampled=True),
     Case(
-        "sample of the Philly week, 32 GPUs, pessimistic truth",
+        "samples of the Philly week, 32 GPUs, pessimistic truth",
         32,
         column="n_pessimistic",
         sampled=True,
         peers=PREEMPTING_AND_SHARING,
     ),
     Case(
-        "sample of the Philly week, 32 GPUs, heavy models", 32, heavy=True, sampled=True, peers=PREEMPTING_AND_SHARING
+        "samples of the Philly week, 32 GPUs, heavy models", 32, heavy=True, sampled=True, peers=PREEMPTING_AND_SHARING
     ),
     Case(
-        "sample of the Philly week, 32 GPUs, light models", 32, light=True, sampled=True, peers=PREEMPTING_AND_SHARING
+        "samples of the Philly week, 32 GPUs, light models", 32, light=True, sampled=True, peers=PREEMPTING_AND_SHARING
     ),
     Case(
         "Philly week, 304 GPUs",
@@ -123,11 +123,11 @@ def ours(case: Case) -> list[str]:
     return list(dict.fromkeys([*named, "cotenant"] + (["cotenant, told the truth"] if case.gpus == 304 else [])))
 
 
-def week(selection: Selection, case: Case) -> Trace:
-    """Return the jobs of a case."""
+def week(selection: Selection, case: Case, seed: int) -> Trace:
+    """Return the jobs of a case; ``seed``: number of the sample."""
     trace = load(selection.data / "traces" / "peer_runs" / "philly_week.csv.gz")
-    if selection.quick or case.sampled:
-        trace = sample(trace, QUICK_GPUS if selection.quick else case.gpus, SAMPLE)
+    if case.sampled:
+        trace = sample(trace, case.gpus, seed)
     jobs = trace.jobs
     if case.heavy or case.light:  # every job becomes one of those, in turn: arrivals, sizes and run times stay
         fits = [j for j in trace.jobs if j.util is not None and (j.util >= FULL if case.heavy else j.util <= HALF)]
@@ -141,14 +141,13 @@ def week(selection: Selection, case: Case) -> Trace:
 
 def simulate(selection: Selection, case: Case, method: str, seed: int = 0) -> Result:
     """Run one method on one case."""
-    trace = week(selection, case)
+    trace = week(selection, case, seed)
     if "no estimates" in method:
         trace = Trace(trace.name, tuple(replace(job, estimate_s=None) for job in trace.jobs))
     utils = utilisations(trace)
     table = selection.data / "traces" / "peer_runs" / "pair_truth.csv.gz"
     truth = PairTable(load_pairs(table, case.column), utils)
-    gpus = QUICK_GPUS if selection.quick else case.gpus
-    scenario = Scenario(trace, even_cluster(gpus, memory_bytes=USABLE_GIB * GIB), truth)
+    scenario = Scenario(trace, even_cluster(case.gpus, memory_bytes=USABLE_GIB * GIB), truth)
     if method in POLICIES:
         return baseline(scenario, POLICIES[method]())
     told = TablePredictor(truth, error=0.0)
@@ -159,7 +158,9 @@ def simulate(selection: Selection, case: Case, method: str, seed: int = 0) -> Re
 
 def philly(selection: Selection) -> Iterator[Row]:
     """Every case, first ours, then the peers."""
-    for case in CASES:
+    for case in (QUICK,) if selection.quick else CASES:
+        seeds = SAMPLES if case.sampled and not selection.quick else (SAMPLES[0],)
         for method in (*ours(case), *case.peers):
             if selection.wants(case.name, method):
-                yield from figures(case.name, method, simulate(selection, case, method), case.goals.get(method))
+                results = [simulate(selection, case, method, seed) for seed in seeds]
+                yield from figures(case.name, method, results, case.goals.get(method))

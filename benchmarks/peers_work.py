@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ class Selection:
 
     Attributes:
         data: Folder with the traces.
-        quick: A short version.
+        quick: A short version: less work under another name, without goals and published figures.
         case: Only cases in whose name this regular expression is found.
         method: Only methods in whose name this one is found.
     """
@@ -44,6 +44,10 @@ class Selection:
         """Whether this simulation is to be run."""
         return bool(re.search(self.case, case) and re.search(self.method, method))
 
+    def named(self, case: str, short: str) -> str:
+        """Return the name of a case: what is short of it, in a short version."""
+        return f"{short} {case}" if self.quick else case
+
 
 Part = Callable[[Selection], Iterator[Row]]
 
@@ -54,32 +58,37 @@ def data_folder(given: Path | None) -> Path:
     return given or Path(os.environ.get("COTENANT_DATA", beside))
 
 
-def figures(case: str, method: str, result: Result, goals: Goals | None = None) -> Iterator[Row]:
-    """What counts of one simulation."""
-    summary, goals = result.summary(), goals or {}
+def figures(case: str, method: str, results: Sequence[Result], goals: Goals | None = None) -> Iterator[Row]:
+    """What counts of some simulations: the means, and the spread between them."""
+    found = [dict(_figures(result)) for result in results]
+    jct_s, queue_s = (np.mean([each[metric][0] for each in found]) for metric in (COMPLETION, QUEUEING))
+    print(f"{case}: {method}: completion {jct_s:,.0f} s, queueing {queue_s:,.0f} s", file=sys.stderr, flush=True)
+    for metric, (_, unit) in found[0].items():
+        values = [each[metric][0] for each in found if metric in each]
+        spread = float(np.std(values)) if len(values) > 1 else None
+        yield Row(case, method, metric, float(np.mean(values)), unit, spread, goal=(goals or {}).get(metric))
+
+
+def _figures(result: Result) -> Iterator[tuple[str, tuple[float, str]]]:
+    """Yield name, value and unit of each figure of one simulation."""
+    summary = result.summary()
     fair, queue = summary["finish_time_fairness"], summary["queue_s"]
     wide = [run for run in result.world.runs if run.job.gpus >= 32 and run.ended_at is not None]
-    found = [
-        (COMPLETION, summary["jct_s"]["mean"], "s"),
-        ("p99 completion", summary["jct_s"]["p99"], "s"),
-        (QUEUEING, queue["mean"], "s"),
-        (MAKESPAN, summary["makespan_s"], "s"),
-        (SLOWDOWN, summary["slowdown"]["mean"], "1"),
-        (SLOWDOWN_P99, summary["slowdown"]["p99"], "1"),
-        ("GPU time saved", summary["saving"], "1"),
-        ("GPUs occupied", summary["occupied"], "1"),
-        ("Jain fairness", summary["jain"], "1"),
-        ("jobs treated unfairly", fair["unfair"], "1"),
-        ("suspensions", float(summary["suspensions"]), "1"),
-        ("processor time of a simulation", result.seconds, "s"),
-    ]
+    yield COMPLETION, (summary["jct_s"]["mean"], "s")
+    yield "p99 completion", (summary["jct_s"]["p99"], "s")
+    yield QUEUEING, (queue["mean"], "s")
+    yield MAKESPAN, (summary["makespan_s"], "s")
+    yield SLOWDOWN, (summary["slowdown"]["mean"], "1")
+    yield SLOWDOWN_P99, (summary["slowdown"]["p99"], "1")
+    yield "GPU time saved", (summary["saving"], "1")
+    yield "GPUs occupied", (summary["occupied"], "1")
+    yield "Jain fairness", (summary["jain"], "1")
+    yield "jobs treated unfairly", (fair["unfair"], "1")
+    yield "suspensions", (float(summary["suspensions"]), "1")
+    yield "processor time of a simulation", (result.seconds, "s")
     if wide:
         waited = [(run.ended_at or 0.0) - run.job.submit_s - run.run_s for run in wide]
-        found.append(("mean queueing of jobs of 32 GPUs and more", sum(waited) / len(waited), "s"))
-    jct, queue_s = summary["jct_s"]["mean"], queue["mean"]
-    print(f"{case}: {method}: completion {jct:,.0f} s, queueing {queue_s:,.0f} s", file=sys.stderr, flush=True)
-    for metric, value, unit in found:
-        yield Row(case, method, metric, float(value), unit, goal=goals.get(metric))
+        yield "mean queueing of jobs of 32 GPUs and more", (sum(waited) / len(waited), "s")
 
 
 def sample(trace: Trace, gpus: int, seed: int) -> Trace:

@@ -331,6 +331,25 @@ class TestApart:
         driver.do(gone(driver, stop.job_id))
         assert on(driver, stop.job_id) == [other]
 
+    @pytest.mark.parametrize(("util", "parts"), [(0.9, True), (0.5, False)])
+    def test_are_parted_when_one_is_predicted_to_be_hurt(self, util: float, parts: bool) -> None:
+        """Both turn out to want most of a GPU; nothing shows yet in how fast they go."""
+        driver = self.pair(expected_duration_s=9000.0, max_slowdown=1.3)
+        (crowded,), (other,) = on(driver, "a"), on(driver, "full1")
+        driver.run(spec("light", gpu_memory=int(2.5 * GIB), compute=0.05))
+        driver.start_all(driver.do(gone(driver, "full1", 0)))
+        driver.do(Tick(), after_s=REST_S)
+        wants = profile(util=util, memory=2 * GIB)
+        driver.do(report("h1", *(measurement(name, crowded, wants, neighbours=1) for name in ("a", "b"))))
+        driver.do(Tick(), after_s=10.0)
+        assert not driver.core.state.moves.hurt_since
+        stops = driver.stops()
+        assert [stop.job_id in ("a", "b") for stop in stops] == [True] * parts
+        assert all(" on its GPU is slowed down 1." in stop.reason and "> 1.30: saves " in stop.reason for stop in stops)
+        if parts:
+            driver.do(gone(driver, stops[0].job_id))
+            assert on(driver, stops[0].job_id) == [other]
+
     def test_one_that_was_hurt_for_a_moment_only_is_left_alone(self) -> None:
         driver = self.pair(expected_duration_s=9000.0)
         known = profile(util=0.5, memory=2 * GIB)
