@@ -29,7 +29,8 @@ from cotenant.placement.mix import Mix, worth_of
 from cotenant.placement.room import kind_of
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import GpuView, Placement, Request
-from cotenant.scheduler.simulation.traces import cpus_of, openb_nodes, read_table
+from cotenant.scheduler.simulation.published import cpus_of, openb_nodes
+from cotenant.scheduler.simulation.rows import read_table
 
 ASKED = 1.3  # of the GPUs there are
 MEMORY = 1 << 30  # of every GPU; the trace does not say what pods use

@@ -34,6 +34,7 @@ h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 12px; }
 h2 { font-size: 1.25rem; margin: 40px 0 8px; padding-top: 14px; border-top: 1px solid var(--line); }
 p { margin: 0 0 12px; max-width: 90ch; }
 .soft { color: var(--soft); }
+.remark { border-left: 4px solid #d55e00; padding-left: 10px; }
 table { border-collapse: collapse; font-size: .9rem; margin-bottom: 12px; }
 th, td { padding: 5px 12px 5px 8px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
@@ -52,6 +53,7 @@ tbody tr:nth-child(even) { background: var(--stripe); }
 <main>
 <h1>Simulation of $title</h1>
 <p class="soft">$source</p>
+$remarks
 $body
 </main>
 </body>
@@ -90,7 +92,10 @@ def render(results: Sequence[Result]) -> str:
     )
     sections = (_figures, _distributions, _over_time, _gantt)
     body = "\n".join("".join(section(results)) for section in sections)
-    return _PAGE.substitute(plotly=get_plotlyjs(), title=escape(world.trace.name), source=source, body=body)
+    told = "\n".join(f"<p class='remark'>{escape(each)}.</p>" for each in results[0].remarks)
+    return _PAGE.substitute(
+        plotly=get_plotlyjs(), title=escape(world.trace.name), source=source, remarks=told, body=body
+    )
 
 
 def _figures(results: Sequence[Result]) -> Iterator[str]:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cotenant.scheduler.simulation.remarks import remarks
 from cotenant.scheduler.simulation.world import Run, World
 
 Floats = NDArray[np.float64]
@@ -33,6 +34,11 @@ class Result:
     world: World
     seconds: float
     notes: Mapping[str, Any]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What whoever reads these figures must know of the input."""
+        return remarks(self.world.trace)
 
     def jobs(self) -> pd.DataFrame:
         """One row per job, in order of submission; a job that never ended has NaN where its end would count."""
@@ -58,7 +64,7 @@ class Result:
         }
         if ended:
             out |= _times(ended) | _devices(world, ended) | _fairness(world, ended)
-        return out | {"notes": dict(self.notes)}
+        return out | {"notes": dict(self.notes), "remarks": self.remarks}
 
     def write(self, folder: Path) -> None:
         """Write ``jobs.parquet``, ``jobs.csv`` and ``summary.json`` into the folder.

@@ -9,6 +9,7 @@ from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.models import ModelSource, first_models
 from cotenant.scheduler.simulation.desk import BaselinePolicy, Desk
 from cotenant.scheduler.simulation.policies import POLICIES
+from cotenant.scheduler.simulation.remarks import remarks
 from cotenant.scheduler.simulation.results import Result
 from cotenant.scheduler.simulation.sensing import Sensing
 from cotenant.scheduler.simulation.shell import CoreShell, Delays
@@ -36,6 +37,11 @@ class Scenario:
     truth: Truth = field(default_factory=NoInterference)
     costs: Costs = field(default_factory=Costs)
     faults: Faults = field(default_factory=Faults)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What whoever reads figures of it must know of the input."""
+        return remarks(self.trace)
 
     def world(self) -> World:
         """Return a new world in which nothing has happened yet."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import fmean
 
 from cotenant.scheduler.simulation.errors import TraceError
-from cotenant.scheduler.simulation.traces import muri_key, open_text, read_table, workload_key
+from cotenant.scheduler.simulation.published import muri_key, workload_key
+from cotenant.scheduler.simulation.rows import open_text, read_table
 from cotenant.scheduler.simulation.truth import PairTable
 from cotenant.scheduler.simulation.workload import Trace, TraceJob, trace_of
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 GIB = 1 << 30
 
@@ -45,10 +46,19 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs in order of submission."""
+    """Jobs in order of submission.
+
+    Attributes:
+        name: For people.
+        jobs: The jobs.
+        left_out: Rows of the file that are no jobs, by what they are.
+        counts: What ``duration_s`` counts: "steps" until a truth has turned them into seconds.
+    """
 
     name: str
     jobs: tuple[TraceJob, ...]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    counts: Literal["seconds", "steps"] = "seconds"
 
 
 @dataclass(frozen=True, slots=True)

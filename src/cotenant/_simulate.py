@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant import _render
 from cotenant._options import writable_folder
 from cotenant.scheduler.errors import CotenantError, NotAccepted
 
@@ -82,6 +84,8 @@ def simulate(
             seed=seed,
         ),
     )
+    for remark in scenario.remarks:
+        _render.note(remark)
     scenario, models = _with_pairs(scenario, pairs, pairs_column, known_column)
     results: list[Result] = []
     try:
@@ -106,7 +110,6 @@ def simulate(
 def _trace(path: Path, form: str | None, limit: int | None) -> Trace:
     from cotenant.scheduler.simulation.errors import TraceError  # noqa: PLC0415
     from cotenant.scheduler.simulation.traces import FORMATS, load  # noqa: PLC0415
-    from cotenant.scheduler.simulation.workload import Trace  # noqa: PLC0415
 
     if form is not None and form not in FORMATS:
         raise NotAccepted("format", form, f"one of {', '.join(FORMATS)}")
@@ -116,7 +119,7 @@ def _trace(path: Path, form: str | None, limit: int | None) -> Trace:
         raise CotenantError(str(error)) from error
     except OSError as error:
         raise CotenantError(f"trace: {path} cannot be read: {error.strerror}") from error
-    return trace if limit is None else Trace(trace.name, trace.jobs[:limit])
+    return trace if limit is None else replace(trace, jobs=trace.jobs[:limit])
 
 
 def _cluster(gpus: str, per_host: int, memory_gib: float) -> Cluster:
@@ -136,8 +139,6 @@ def _cluster(gpus: str, per_host: int, memory_gib: float) -> Cluster:
 
 def _with_pairs(scenario: Scenario, pairs: Path | None, true: str, known: str | None) -> tuple[Scenario, ModelSource]:
     """Return the scenario with its truth, and what the shipped core predicts with."""
-    from dataclasses import replace  # noqa: PLC0415
-
     from cotenant.scheduler.core.models import first_models, only  # noqa: PLC0415
     from cotenant.scheduler.simulation.errors import TraceError  # noqa: PLC0415
     from cotenant.scheduler.simulation.predictors import TablePredictor  # noqa: PLC0415

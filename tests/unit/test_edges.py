@@ -286,6 +286,21 @@ def test_trace_rows_that_cannot_be_are_named(tmp_path: Path, changes: dict[str, 
     assert err.count("\n") == 1
 
 
+def test_trace_rows_that_are_no_jobs_are_left_out_and_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "pods.csv"
+    head = (
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
+    )
+    path.write_text(f"{head}\na,1,1,1,500,,LS,Running,0,9,0\nb,1,1,1,500,,LS,Pending,4,4,\n")
+    out = tmp_path / "out"
+    code, text, err = invoke("simulate", str(path), "--gpus", "1", "--policy", "fifo", "--out", str(out), "--json")
+    (summary,) = json.loads(text)
+    assert (code, summary["jobs"]) == (0, 1)
+    assert "left out of the trace: pods that never ran (1)" in summary["remarks"]
+    assert "cotenant: left out of the trace: pods that never ran (1)\n" in err
+    assert "left out of the trace: pods that never ran (1)" in (out / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_table_of_no_known_form_is_told_which_tables_there_are_and_that_ours_is_no_table(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("job_id,submit_s,duration_s\na,0,10\n")

@@ -12,8 +12,9 @@ import pytest
 from simulating import crowd, job
 
 from cotenant.scheduler.simulation.errors import TraceError
+from cotenant.scheduler.simulation.published import openb_nodes
 from cotenant.scheduler.simulation.tables import GavelTruth, StageTruth, load_pairs, utilisations
-from cotenant.scheduler.simulation.traces import FORMATS, load, openb_nodes, write_own
+from cotenant.scheduler.simulation.traces import FORMATS, load, write_own
 from cotenant.scheduler.simulation.workload import GIB, Node, TraceJob, trace_of
 
 MIB = 1 << 20
@@ -24,6 +25,14 @@ MURI = (
     "resource_time_1,resource_time_2,priority"
 )
 OPENB = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
+TESTBED = (
+    "time,job_id,num_gpu,submit_time,start_time,end_time,executed_time,real_executed_time,JCT,duration,pending_time,"
+    "job_counter,promote"
+)
+TIRESIAS = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"
+DLRM = (
+    "instance_sn,role,app_name,cpu_request,cpu_limit,gpu_request,gpu_limit,creation_time,scheduled_time,deletion_time"
+)
 GAVEL_ROW = "ResNet-18 (batch size 128)\tpython3 main.py\tcifar10\t--num_steps\t1\t925982\t4\t1\t-1.000000\t{}"
 
 
@@ -64,9 +73,81 @@ def test_the_other_forms(write: Callable[..., Path]) -> None:
     assert only == TraceJob("0", 0.0, 8, 5095.0, "gpt2/4/x8", util=0.75)
     pods = load(write(OPENB, "a,1,1,0,0,,LS,Running,0,9,0", "b,6000,1,4,1000,V100,LS,Running,5,25,5")).jobs
     assert pods == (TraceJob("b", 0.0, 4, 20.0, "V100", util=1.0, cpus=1.5),)
+    (only,) = load(write(TESTBED, "2163.5,1,8,1534.0,1800.0,2163.5,363.5,363.5,629.5,281.0,266.0,1,0")).jobs
+    assert only == TraceJob("1", 0.0, 8, 281.0)
+    late, early = load(write(TIRESIAS, "0,1,30,606,vgg19,164,30", "1,8,0,133,vgg11,147,23")).jobs[::-1]
+    assert (early, late) == (TraceJob("1", 0.0, 8, 147.0, "vgg11/x8"), TraceJob("0", 30.0, 1, 164.0, "vgg19/x1"))
     both = load(write(GAVEL_ROW.format(10), GAVEL_ROW.format(0), name="some.trace")).jobs
     assert [(each.job_id, each.submit_s) for each in both] == [("row-2", 0.0), ("row-1", 10.0)]
     assert (both[0].workload, both[0].duration_s, both[0].gpus) == ("ResNet-18 (batch size 128)/x4", 925982.0, 4)
+
+
+def test_pods_that_never_ran_are_left_out_and_counted(write: Callable[..., Path]) -> None:
+    """Deleted at once, never scheduled; who waited 7 s for its GPU did not run in that time."""
+    trace = load(
+        write(
+            OPENB,
+            "ran,1000,1,1,500,,LS,Running,0,107,7",
+            "at-once,1000,1,1,500,,LS,Failed,4,4,4",
+            "waits,1000,1,1,500,,LS,Pending,5,90,",
+            "gone,1000,1,1,500,,LS,Pending,5,5,",
+        )
+    )
+    assert [(job.job_id, job.duration_s) for job in trace.jobs] == [("ran", 100.0)]
+    assert trace.left_out == {"pods that never ran": 3}
+
+
+def test_instances_count_as_long_as_the_log_saw_them(write: Callable[..., Path]) -> None:
+    """The log ends at 1000: with the last time in it, here of an instance without a GPU."""
+    trace = load(
+        write(
+            DLRM,
+            "always,HN,app_0,12,12,1,1,,,",
+            "before,HN,app_1,12,12,1,1,,,400",
+            "after,HN,app_1,0,0,1,1,600,700,",
+            "whole,HN,app_1,8,8,2,2,100,150,300",
+            "at-once,HN,app_1,12,12,1,1,50,60,60",
+            "no-gpu,CN,app_1,12,12,0,0,10,10,1000",
+        )
+    )
+    assert {job.job_id: (job.submit_s, job.duration_s) for job in trace.jobs} == {
+        "always": (0.0, 1000.0),
+        "before": (0.0, 400.0),
+        "whole": (100.0, 150.0),
+        "after": (600.0, 300.0),
+    }
+    assert [(job.gpus, job.workload, job.cpus) for job in trace.jobs[2:]] == [(2, "app_1", 4.0), (1, "app_1", None)]
+    assert trace.left_out == {"instances that never ran": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ((OPENB, "b,1,1,1,460,V100,LS,Running,5,1e300,5"), "deletion_time: '1e300' is not accepted; give a number of"),
+        ((OPENB, "b,1,1,1,460,V100,LS,Running,5,25,30"), "scheduled_time: '30' is not accepted; give a time from"),
+        ((OPENB, "b,1,1,1,460,V100,LS,Running,5,,5"), "deletion_time: '' is not accepted; give a value"),
+        ((DLRM, "a,HN,app,1,1,1,1,50,60,40"), "deletion_time: '40' is not accepted; give a time not before"),
+        ((MURI, "0,8,0,109,gpt2,4,1e12,91000,400,0.6,300,49,0"), "and at most 1e+11"),
+        ((SIA, "2017-10-09 07:01:55,1e9,1,1,x"), "line 2: duration: '1e9' is not accepted; give a number above 0 and"),
+        (
+            (TIRESIAS, "0,1,30,606,vgg19,1e9,30"),
+            "duration: '1e9' is not accepted; give a number above 0 and at most 1e",
+        ),
+        ((WEEK, "1,u,1,2017-10-01 00:01:00,30,M,64,0,1,1,1e305,9"), "gmem: '1e305' is not accepted"),
+        ((WEEK, "1,u,1,2017-10-01 00:01:00,30,M,64,0,1,1,1,1e300"), "estimate_s: '1e300' is not accepted"),
+        (
+            (SIA, "2017-10-09 07:01:55,1,1,1,x", "2107-10-09 07:01:55,1,1,1,x"),
+            "line 3: submission: '2.84005e+09 s after the first' is not accepted; give a time at most 1e+08 s after",
+        ),
+        ((GAVEL_ROW.format(1e300),), "line 1: arrival: '1e+300' is not accepted; give a number of at least 0 and at"),
+    ],
+)
+def test_times_no_simulation_comes_to_are_refused(
+    write: Callable[..., Path], lines: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(TraceError) as caught:
+        load(write(*lines))
+    assert message in str(caught.value)
 
 
 def test_the_hosts_of_openb(write: Callable[..., Path]) -> None:
@@ -143,6 +224,8 @@ def test_bad_files_are_named(write: Callable[..., Path], lines: tuple[str, ...],
     ("fields", "message"),
     [
         ({"duration_s": 0}, "duration_s: '0' is not accepted; give a number above 0"),
+        ({"duration_s": 1e300}, "duration_s: '1e+300' is not accepted; give a number above 0 and at most 1e+08"),
+        ({"submit_s": 1e300}, "submit_s: '1e+300' is not accepted; give a number of at least 0 and at most 1e+08"),
         ({"submit_s": -1}, "submit_s: '-1' is not accepted"),
         ({"gpus": 0}, "gpus: '0' is not accepted"),
         ({"gpus": True}, "gpus: None is not accepted"),
