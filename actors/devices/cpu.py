@@ -95,6 +95,7 @@ class CpuBackend:
         self._gpus = cpu_gpus(settings, host_name, count, sorted(os.sched_getaffinity(0)))
         self._by_id = {gpu.gpu_id: gpu for gpu in self._gpus}
         self._trees = Trees(processes or ProcessTable())
+        self._trees.scan()
         self._passes = TreePasses(self._trees, clock)
         self._core_clocks: CoreClocks | None = CoreClocks()
         self._reused = _reuse_notes(self._gpus)
@@ -105,7 +106,6 @@ class CpuBackend:
 
     def discover(self) -> Sequence[GpuInfo]:
         """See ``DeviceBackend.discover``."""
-        self._trees.scan()
         return self._gpus
 
     def watch(self, job_id: str, gpu_ids: Sequence[str], root_pid: int) -> None:

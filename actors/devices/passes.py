@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cotenant.actors.devices.tree import JobTree, Trees
+from cotenant.actors.devices.tree import SCAN_MAX_S, JobTree, Trees
 
 MAX_PASS_S = 0.005
+QUIET_PASSES = 5  # without a scan, whatever the kernel says of new processes
 IO_PERIOD_S = 0.5  # often enough for a window of a second, seldom enough to cost nothing
 
 
@@ -29,6 +30,7 @@ class TreePasses:
         self._period_s = period_s
         self._next_read_s = 0.0
         self._next_scan_s = 0.0
+        self._scan_by_s = 0.0
         self._next_io_s = 0.0
         self._io_read = False  # in the present pass
 
@@ -40,8 +42,9 @@ class TreePasses:
             self._io_read = False
             return before
         self._next_read_s = before + self._period_s * 0.9  # passes come a little early or late
-        if before >= self._next_scan_s:
+        if before >= self._next_scan_s and (before >= self._scan_by_s or not self._trees.quiet()):
             self._next_scan_s = before + self._trees.scan()
+            self._scan_by_s = before + max(SCAN_MAX_S, QUIET_PASSES * self._period_s)
             before = self._clock()
         self._io_read = before >= self._next_io_s
         if self._io_read:

@@ -54,6 +54,8 @@ class JobTree:
         unopened: Processes that could not be held open for lack of file descriptors.
         io_bytes: Bytes read and written by its processes, as of the last look; None when there was none, or was not
             allowed.
+        ended: Parents of the members that ended since the last look at the stat lines; ``_ended_before``: of those
+            that ended before it.
     """
 
     job_id: str
@@ -65,10 +67,9 @@ class JobTree:
     sessions: set[int] = field(default_factory=set)
     unopened: set[int] = field(default_factory=set)
     io_bytes: tuple[int, int] | None = None
+    ended: dict[int, int] = field(default_factory=dict)
     _io_counted: tuple[int, int] = (0, 0)
     _io_sum: tuple[int, int] | None = None  # over its living processes
-    # Parents of the members that ended since the last look at the stat lines, and of those that ended before it.
-    _ended: dict[int, int] = field(default_factory=dict)
     _ended_before: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -119,7 +120,7 @@ class JobTree:
         member.process.close()
         del self.members[pid]
         self._end_root(pid)
-        self._ended[pid] = member.parent_pid
+        self.ended[pid] = member.parent_pid
         reaper = self._nearest_living(member.parent_pid)
         if reaper is not None:
             reaper.reaped_ns += member.cpu_ns + member.reaped_ns
@@ -131,7 +132,7 @@ class JobTree:
 
     def _nearest_living(self, pid: int) -> Member | None:
         """Who waited for a process whose parent was ``pid``: an orphan goes to the nearest ancestor that adopts."""
-        parents = self._ended_before | self._ended
+        parents = self._ended_before | self.ended
         while pid not in self.members and pid in parents:
             pid = parents.pop(pid)
         return self.members.get(pid)
@@ -165,7 +166,7 @@ class JobTree:
 
     def see(self) -> None:
         """Read what changes seldom: parents, and the time of children that have ended."""
-        self._ended_before, self._ended = self._ended, {}
+        self._ended_before, self.ended = self.ended, {}
         for member in self.members.values():
             try:
                 stat = member.process.stat()
@@ -184,6 +185,8 @@ class Trees:
         self.version = 0  # changes whenever a job, or a process of a job, comes or goes
         self._links: dict[int, ProcessStat] = {}  # every process of the host, as it was when it was first seen
         self._unwatched_ns: Counter[str] = Counter()
+        self._newest = -1  # the number given last, before the last scan
+        self._told = True  # that number changes with every new process; what some containers show does not
 
     def watch(self, job_id: str, slices: Mapping[str, frozenset[int]], root_pid: int) -> None:
         """Begin a job, or add a root and devices to it. What its processes used before does not count."""
@@ -216,10 +219,18 @@ class Trees:
         """CPU time used on a device by all jobs, those of the past included: a counter."""
         return self._unwatched_ns[gpu_id] + sum(tree.device_ns.get(gpu_id, 0) for tree in self.jobs.values())
 
+    def quiet(self) -> bool:
+        """Whether a scan would find nothing: since the last no process of the host has come, and none of a job gone."""
+        if not self._told or any(tree.ended or tree.unopened for tree in self.jobs.values()):
+            return False
+        return self._processes.newest() == self._newest
+
     def scan(self) -> float:
         """Find new processes of the jobs; returns after how many seconds to look again."""
         begin = time.thread_time()
-        self._adopt_new()
+        before, self._newest = self._newest, self._processes.newest()
+        if self._adopt_new() and self._processes.newest() == before:
+            self._told = False
         for tree in self.jobs.values():
             tree.see()
         return min(SCAN_MAX_S, (time.thread_time() - begin) / SCAN_BUDGET)
@@ -238,14 +249,15 @@ class Trees:
                 self._links.pop(pid, None)  # whoever has the number next is new
             self.version += roots != len(tree.roots)
 
-    def _adopt_new(self) -> None:
-        """Give every job its new processes, and those that could not be opened before."""
+    def _adopt_new(self) -> bool:
+        """Give every job its new processes, and those that could not be opened before; returns whether any has come."""
         fresh = self._find_new()
         for tree in self.jobs.values():
             again, tree.unopened = tree.unopened, set()
             for pid in again:
                 self._adopt(tree, pid, from_now=False)
             self._adopt_owned(tree, self._links if again else fresh, from_now=False)
+        return bool(fresh)
 
     def _find_new(self) -> list[int]:
         """Return the processes that were not there at the last look."""

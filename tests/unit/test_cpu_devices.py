@@ -161,8 +161,15 @@ class ScriptedTable(ProcessTable):
     def __init__(self) -> None:
         self.processes: dict[int, ScriptedProcess] = {}
         self.descriptors = 100
+        self.begun = 0
+        self.told = True  # new processes are, by the number that was given last
+        self.listed = 0
+
+    def newest(self) -> int:
+        return self.begun
 
     def start(self, pid: int, parent: int, session: int = 1) -> ScriptedProcess:
+        self.begun += self.told
         self.processes[pid] = ScriptedProcess(pid, ProcessStat(parent, session, 0, pid))
         return self.processes[pid]
 
@@ -170,6 +177,7 @@ class ScriptedTable(ProcessTable):
         self.processes.pop(pid).alive = False
 
     def pids(self) -> set[int]:
+        self.listed += 1
         return set(self.processes)
 
     def stat(self, pid: int) -> ProcessStat:
@@ -274,6 +282,33 @@ def test_without_descriptors_the_job_has_no_readings_until_there_are_some(script
     assert scripted.busy_s() is None
     scripted.table.descriptors = 100
     assert scripted.busy_s() == 0.75
+
+
+def test_processes_are_listed_only_when_some_have_come_or_gone(scripted: Scripted) -> None:
+    """Else once a second, in case that somebody has come unannounced."""
+    table, found = scripted.table, []
+
+    def looked() -> bool:
+        before = table.listed
+        scripted.now += 0.1
+        found.extend(scripted.backend.sample().jobs)
+        return table.listed > before
+
+    scripted.now += 2.0
+    assert [looked() for _ in range(5)] == [True, False, False, False, False]
+    table.start(11, parent=10).cpu_ns = 500_000_000
+    assert (looked(), found[-1].busy_s, looked()) == (True, 0.5, False)
+    table.end(11)
+    scripted.reaped(10, 0.6)
+    looked()
+    assert (looked(), found[-1].busy_s, looked()) == (True, pytest.approx(0.6), False)
+    table.told = False  # as where /proc/loadavg is somebody else's
+    table.start(12, parent=10).cpu_ns = 500_000_000
+    while not looked():
+        assert len(found) < 40
+    assert found[-1].busy_s == pytest.approx(1.1)
+    table.start(13, parent=10).cpu_ns = 500_000_000
+    assert (looked(), found[-1].busy_s) == (True, pytest.approx(1.6))
 
 
 @pytest.mark.parametrize("ends", [False, True])
