@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cotenant.forecasting.interference.composition import Wanted, composed
 from cotenant.forecasting.interference.model import LEAST, PairModel, PairPrediction
 from cotenant.forecasting.interference.observations import (
     REPLACES_AFTER_S,
@@ -40,9 +41,7 @@ class LearnedInterference:
     What is used, best first: the very set measured together for 60 s; the pairs measured on this cluster, in closed
     form; the model of the GPU type; the model of all types, with a wider interval; the utilisation rule.
 
-    More than two jobs: with s = 1/n of the pairs, ``s(i | J) = 1 + Σ (s(i | j) − 1) + h(Σ u_j) − Σ h(u_j)``, where
-    ``h(d) = max(0, u_i + d − 1)`` is the excess over the GPU. The last two terms are what the pairs do not show: three
-    jobs of 0.4 fit in pairs but not together. As h is convex, neither more demand nor a further neighbour ever
+    More than two jobs are composed of their pairs (``composition``): neither more demand nor a further neighbour ever
     predicts less slowdown.
 
     Args:
@@ -224,7 +223,8 @@ class LearnedInterference:
             result = each_pair[0]
         else:
             others = _others([profiles[k] for k in members], row)
-            result = self._after_measurement(_composed(focal, others, each_pair), focal, others, gpu_type)
+            prior = composed(_wanted(focal), [_wanted(each) for each in others], each_pair)
+            result = self._after_measurement(prior, focal, others, gpu_type)
         if gpu_type not in self.models:
             result = replace(
                 result, reason=f"{result.reason}; nothing shipped for GPU type {gpu_type!r}, all types pooled"
@@ -270,30 +270,9 @@ def _by_set(evidence: Sequence[Observation]) -> dict[SetKey, Measured]:
     return {key: merged(group) for key, group in groups.items()}
 
 
-def _composed(
-    focal: DemandProfile, others: Sequence[DemandProfile], each_pair: Sequence[ThroughputPrediction]
-) -> ThroughputPrediction:
-    """A set of three or more from its pairs (the formula is in ``LearnedInterference``)."""
-    own, demands = _demand(focal), [_demand(each) for each in others]
-
-    def excess(demand: float) -> float:
-        return max(0.0, own + demand - 1.0)
-
-    together = excess(math.fsum(demands)) - math.fsum(map(excess, demands))
-
-    def throughput(pairs: Sequence[float]) -> float:
-        return max(LEAST, 1.0 / (1.0 + math.fsum(1.0 / n - 1.0 for n in pairs) + max(0.0, together)))
-
-    mid = throughput([each.mid for each in each_pair])
-    low = min(mid, throughput([each.low for each in each_pair]))
-    high = max(mid, throughput([each.high for each in each_pair]))
-    worst = min(each_pair, key=lambda each: each.mid)
-    return ThroughputPrediction(low, mid, high, f"{len(others)} neighbours, the worst: {worst.reason}")
-
-
-def _demand(profile: DemandProfile) -> float:
+def _wanted(profile: DemandProfile) -> Wanted:
     util = features(profile)[UTIL]
-    return 1.0 if math.isnan(util) else util
+    return Wanted(1.0, UNKNOWN_AT_BEST) if math.isnan(util) else Wanted(util, util)
 
 
 def _others(members: Sequence[DemandProfile], row: int) -> list[DemandProfile]:

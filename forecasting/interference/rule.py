@@ -53,17 +53,43 @@ class UtilisationRule:
         reason = f"sum of utilisations {total:.2f}"
         if any(member.source == "unknown" for member in members):
             reason += ", a job nothing is known of counts as 1.00"
-        capacity = 1.0 - CAPACITY_LOSS * min(1.0, (total - max(utils)) / FULL_LOSS_AT)
+        capacity = _capacity(utils)
         return [
             _predict_one(util, total, capacity, part, reason)
             for util, part in zip(utils, _fair_parts(utils, capacity), strict=True)
         ]
 
 
+def extremes(utils: Sequence[float]) -> tuple[float, float]:
+    """Throughput of the first of some jobs at worst and at best, from their utilisations alone.
+
+    All slowed down alike, or a division by max-min fairness, whichever is worse (with what sharing costs) and better
+    (without). Neither rises when another job wants more.
+    """
+    total = math.fsum(utils)
+    capacity = _capacity(utils)
+    cost = 1.0 + SHARING_COST * (total - utils[0])
+    worst = min(_alike(capacity, total), _fair(utils[0], _fair_parts(utils, capacity)[0])) / cost
+    return worst, max(_alike(1.0, total), _fair(utils[0], _fair_parts(utils, 1.0)[0]))
+
+
+def _capacity(utils: Sequence[float]) -> float:
+    """What switching between these jobs leaves of the GPU's time."""
+    return 1.0 - CAPACITY_LOSS * min(1.0, (math.fsum(utils) - max(utils)) / FULL_LOSS_AT)
+
+
+def _alike(capacity: float, total: float) -> float:
+    return min(1.0, capacity / total if total > 0.0 else 1.0)
+
+
+def _fair(util: float, part: float) -> float:
+    return part / util if util > 0.0 else 1.0
+
+
 def _predict_one(util: float, total: float, capacity: float, part: float, reason: str) -> ThroughputPrediction:
     cost = 1.0 + SHARING_COST * (total - util)
-    alike = min(1.0, capacity / total if total > 0.0 else 1.0) / cost
-    fair = (part / util if util > 0.0 else 1.0) / cost
+    alike = _alike(capacity, total) / cost
+    fair = _fair(util, part) / cost
     mid = max(_LEAST, fair)
     low = max(_LEAST, min(alike, fair) - ERROR)
     high = min(1.0, max(alike, fair) + ERROR)

@@ -102,7 +102,32 @@ class TestSets:
     def test_a_further_neighbour_never_predicts_less_slowdown(self, utils: list[float], extra: float) -> None:
         before = PREDICTOR.predict([job(util) for util in utils], "a")
         after = PREDICTOR.predict([job(util) for util in [*utils, extra]], "a")
-        assert all(new.mid <= old.mid + 1e-9 for old, new in zip(before, after, strict=False))
+        for old, new in zip(before, after, strict=False):
+            assert all(b <= a + 1e-9 for a, b in zip(ends(old), ends(new), strict=True))
+
+    @pytest.mark.parametrize("utils", [[0.4] * 4, [0.4] * 3, [0.35] * 3, [0.3] * 4, [0.25] * 5])
+    def test_what_pairs_do_not_show_is_uncertain_in_both_directions(self, utils: list[float]) -> None:
+        told = PREDICTOR.predict([job(util) for util in utils], "a")[0]
+        assert told.low <= told.mid - 0.04
+        assert told.high >= min(1.0, told.mid + 0.04)
+
+    def test_a_light_job_may_be_spared_and_a_heavy_one_pay_for_all(self) -> None:
+        light, *_, heavy = PREDICTOR.predict([job(0.2), job(0.4), job(0.4), job(0.7)], "a")
+        assert light.high > 0.95
+        assert heavy.low < 0.45 < heavy.mid
+
+    def test_a_neighbour_nothing_is_known_of_may_want_next_to_nothing(self) -> None:
+        told = PREDICTOR.predict([job(0.5), job(0.5), UNKNOWN_PROFILE], "a")[0]
+        assert told.high > 0.9
+        assert told.mid < 0.6
+
+    def test_the_reason_is_what_all_want_together_where_that_slows_down_most(self) -> None:
+        reason = PREDICTOR.predict([job(0.4)] * 4, "a")[0].reason
+        assert reason.startswith("with its 3 neighbours together it wants 160% of the GPU; beside the worst of them")
+
+    def test_the_reason_is_the_worst_neighbour_where_that_slows_down_most(self) -> None:
+        reason = PREDICTOR.predict([job(0.9), job(0.9), job(0.1)], "a")[0].reason
+        assert reason.startswith("2 neighbours, the worst: utilisations alone give 0.")
 
 
 class TestEvidence:
