@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ RAY_START_TIMEOUT_S = 90.0
 HOSTS_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 PRM_TIMEOUT_S = 5.0
+GIVE_BACK_S = 30.0  # a driver or daemon that hangs is given up before
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ def down(force: bool) -> DownReport:
     try:
         with Client.connect() as client:
             stopped = _stop_jobs(client, force, notes)
-            _kill_actors(client)
+            _kill_actors(client, notes)
     except NotConnected as error:
         found = False
         notes.append(str(error))
@@ -286,12 +287,13 @@ def _stop_jobs(client: Client, force: bool, notes: list[str]) -> int:
     return int(stopped)
 
 
-def _kill_actors(client: Client) -> None:
+def _kill_actors(client: Client, notes: list[str]) -> None:
     hosts = [host.host_id for host in client.hosts()]
     scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
     ray.get(scheduler.close.remote())
     with contextlib.suppress(ValueError, RayError):  # what it has measured last is not worth a failure
         ray.get(ray.get_actor(PRM, NAMESPACE).close.remote(), timeout=PRM_TIMEOUT_S)
+    notes += _give_back(hosts)
     for name in (API, SCHEDULER, PRM, *(agent_name(host_id) for host_id in hosts)):
         try:
             ray.kill(ray.get_actor(name, NAMESPACE), no_restart=True)
@@ -299,6 +301,25 @@ def _kill_actors(client: Client) -> None:
             continue  # it is gone already
     for host_id in hosts:
         release_claim(host_id)
+
+
+def _give_back(hosts: Sequence[str]) -> list[str]:
+    """Have host agents end the daemons they started and put back what they changed; returns what went wrong."""
+    asked: dict[Any, str] = {}
+    for host_id in hosts:
+        with contextlib.suppress(ValueError):  # it is gone already
+            asked[ray.get_actor(agent_name(host_id), NAMESPACE).shut_down.remote()] = host_id
+    notes = []
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=GIVE_BACK_S) if asked else ([], [])
+    for answer in done:
+        try:
+            ray.get(answer)
+        except RayError as error:
+            notes.append(f"host {asked[answer]} has not given everything back: {str(error).strip().splitlines()[-1]}")
+    left = (
+        f"has not given everything back within {GIVE_BACK_S:g} s: an MPS daemon may still run there, a power limit hold"
+    )
+    return notes + [f"host {asked[answer]} {left}" for answer in late]
 
 
 def _wait_for_hosts(client: Client) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.devices.nvml.watchdog import begin
 from cotenant.actors.enforcement.base import Ceiling, EnforcementBackend
 from cotenant.actors.enforcement.cgroup import find_groups
 from cotenant.actors.enforcement.choice import GpuKind, GpuTraits, Method, choose, choose_pause
@@ -146,8 +147,9 @@ class HostEnforcement(ShareFile):
             self._power.restore()
         for way in self._ways.values():
             way.close()
-        for service in self._services.values():
-            service.stop()
+        stops = [begin(f"MPS on {gpu_id}", service.stop) for gpu_id, service in self._services.items()]
+        for stop in stops:
+            stop.result()
 
     def _traits(self, gpu: GpuInfo, *, checkpoints: bool = False) -> GpuTraits:
         kind = kind_of(gpu)

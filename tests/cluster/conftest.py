@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cluster_support import GPUS, RAY_ENVIRONMENT, free_port
+from fake_mps import FakeMps
 from nvml_standin import Standin
 from support import wait_until
 
@@ -20,6 +21,7 @@ from cotenant.actors.learning import ENOUGH_TO_TRAIN
 from cotenant.configs.settings import (
     ApiSettings,
     DeviceSettings,
+    EnforcementSettings,
     LeaseSettings,
     PlacementSettings,
     PredictionSettings,
@@ -172,6 +174,36 @@ def nvidia(
         yield deployment
         nvidia_standin.set(*GPUS)
         stop_deployment(deployment)
+
+
+@dataclass
+class Served:
+    """A deployment whose jobs run under a stand-in for MPS; ``stop`` ends it before the fixture does."""
+
+    deployment: Deployment
+    fake: FakeMps
+    stopped: bool = False
+
+    def stop(self) -> None:
+        if not self.stopped:
+            self.stopped = True
+            self.fake.say(how="")
+            stop_deployment(self.deployment)
+
+
+@pytest.fixture
+def served(ray_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """One host with two NVIDIA GPUs whose power is limited, played by stand-ins for NVML and MPS."""
+    standin = Standin(tmp_path / "standin")
+    standin.set(*(f"{gpu} limit=700000 limit_min=200000 limit_max=700000" for gpu in GPUS))
+    for name, value in standin.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake = FakeMps(tmp_path / "mps", monkeypatch)
+    more = {"device": DeviceSettings(), "enforcement": EnforcementSettings(power_limit_w=350.0)}
+    served = Served(start_deployment(tmp_path, head_gpus=2, settings=TEST_SETTINGS.model_copy(update=more)), fake)
+    yield served
+    served.stop()
 
 
 @pytest.fixture(scope="module")

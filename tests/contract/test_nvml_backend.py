@@ -4,108 +4,31 @@ from __future__ import annotations
 
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from nvml_host import FOUR, GIB, Clock, NvmlHost, all_read, device, job, until
 from nvml_standin import Standin
 from nvml_standin.inprocess import loaded
-from support import wait_until
 
-from cotenant.actors.devices.base import SILENT_LOST_S, DeviceSample, JobSample, Sample
+from cotenant.actors.devices.base import SILENT_LOST_S, Sample
 from cotenant.actors.devices.nvml.backend import NvmlBackend
 from cotenant.actors.devices.nvml.library import Library
 from cotenant.actors.profiler import Profiler
 from cotenant.configs.settings import DeviceSettings, ProfilerSettings
 
-WAIT_S = 20.0
-GIB = 1 << 30
-FOUR = tuple(f"gpu {index} uuid=GPU-{index} total={16 * GIB} used={index * GIB}" for index in range(4))
-
-
-class Clock:
-    """Time that passes as the test says: how fast the machine is decides nothing."""
-
-    def __init__(self) -> None:
-        self.now_s = time.monotonic()
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class Host:
-    """A backend on the stand-in, with two processes that sleep."""
-
-    def __init__(self, standin: Standin, library: Library, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        self.standin = standin
-        self.pids = [process.pid for process in processes]
-        self._library = library
-        self._backends: list[NvmlBackend] = []
-
-    def start(
-        self,
-        *lines: str,
-        visible: str | None = None,
-        counted: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        **settings: int,
-    ) -> NvmlBackend:
-        """Make the backend of a host with this hardware; ``PID0`` and ``PID1`` are the processes."""
-        self.show(*lines)
-        made = NvmlBackend(DeviceSettings(**settings), counted, library=self._library, visible=visible, clock=clock)
-        self._backends.append(made)
-        return made
-
-    def show(self, *lines: str) -> None:
-        named = [line.replace("PID0", str(self.pids[0])).replace("PID1", str(self.pids[1])) for line in lines]
-        self.standin.set(*named)
-
-    def close(self) -> None:
-        self.standin.set("gpu 0")  # whatever hangs comes back
-        for backend in self._backends:
-            backend.close()
-
 
 @pytest.fixture
-def host(standin: Standin, library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+def host(standin: Standin, library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlHost]:
     monkeypatch.setattr("cotenant.actors.devices.nvml.crew.SILENT_LOST_S", 2.0)
     processes = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
-    host = Host(standin, library, processes)
+    host = NvmlHost(standin, library, processes)
     yield host
     host.close()
     for process in processes:
         process.kill()
         process.wait()
-
-
-def until(backend: NvmlBackend, holds: Callable[[Sample], bool], what: str, clock: Clock | None = None) -> Sample:
-    """Sample at 20 Hz until this holds; a clock goes on by as much."""
-    samples: list[Sample] = []
-
-    def reached() -> bool:
-        time.sleep(0.05)
-        if clock is not None:
-            clock.now_s += 0.05
-        samples.append(backend.sample())
-        return holds(samples[-1])
-
-    wait_until(reached, WAIT_S, what)
-    return samples[-1]
-
-
-def device(sample: Sample, gpu_id: str) -> DeviceSample:
-    (found,) = [each for each in sample.devices if each.gpu_id == gpu_id]
-    return found
-
-
-def job(sample: Sample, job_id: str) -> JobSample:
-    (found,) = [each for each in sample.jobs if each.job_id == job_id]
-    return found
-
-
-def all_read(sample: Sample) -> bool:
-    return all(each.memory_bytes is not None for each in sample.devices)
 
 
 # -- what it finds --------------------------------------------------------------------------------------------------
@@ -123,14 +46,14 @@ def all_read(sample: Sample) -> bool:
         ("0,1,8,2,3", None, ["GPU-0", "GPU-1"]),
     ],
 )
-def test_whole_gpus(host: Host, visible: str | None, count: int | None, expected: list[str]) -> None:
+def test_whole_gpus(host: NvmlHost, visible: str | None, count: int | None, expected: list[str]) -> None:
     gpus = host.start(*FOUR, visible=visible, counted=count).discover()
     assert [gpu.gpu_id for gpu in gpus] == expected
     assert [gpu.index for gpu in gpus] == list(range(len(expected)))
     assert [dict(gpu.visible_env) for gpu in gpus] == [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in expected]
 
 
-def test_what_jobs_may_use_is_what_the_driver_leaves(host: Host) -> None:
+def test_what_jobs_may_use_is_what_the_driver_leaves(host: NvmlHost) -> None:
     lines = (f"gpu 0 uuid=GPU-0 name=NVIDIA_H100_80GB_HBM3 total={80 * GIB} reserved={GIB}",)
     (gpu,) = host.start(*lines).discover()
     assert (gpu.gpu_type, gpu.memory_bytes, gpu.physical_memory_bytes) == ("NVIDIA H100 80GB HBM3", 79 * GIB, 80 * GIB)
@@ -161,7 +84,7 @@ MIG = (
     ],
 )
 def test_instances_with_holes_between_them(
-    host: Host, visible: str | None, count: int | None, expected: list[str]
+    host: NvmlHost, visible: str | None, count: int | None, expected: list[str]
 ) -> None:
     backend = host.start(*MIG, visible=visible, counted=count)
     assert [gpu.gpu_id for gpu in backend.discover()] == expected
@@ -170,14 +93,14 @@ def test_instances_with_holes_between_them(
         assert backend.discover()[0].gpu_type == "NVIDIA H100 MIG 1g.10gb"
 
 
-def test_a_gpu_that_is_lost_or_hangs_at_the_start_is_left_out(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_lost_or_hangs_at_the_start_is_left_out(host: NvmlHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.actors.devices.nvml.discovery.TIMEOUT_S", 0.3)
     backend = host.start(*FOUR, "fault * 15 2", "hang nvmlDeviceGetMigMode 0")
     assert [gpu.gpu_id for gpu in backend.discover()] == ["GPU-1", "GPU-3"]
     assert [note.partition(":")[0] for note in backend.notes] == ["GPU 0 is left out", "GPU 2 is left out"]
 
 
-def test_gpus_that_were_left_out_are_found_when_they_answer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_were_left_out_are_found_when_they_answer(host: NvmlHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is lost at the start and one hangs; no further call is made into the one that hangs."""
     monkeypatch.setattr("cotenant.actors.devices.nvml.discovery.TIMEOUT_S", 0.3)
     monkeypatch.setattr("cotenant.actors.devices.nvml.backend.AGAIN_S", 0.1)
@@ -209,13 +132,13 @@ def test_gpus_that_were_left_out_are_found_when_they_answer(host: Host, monkeypa
     ],
 )
 def test_a_host_it_cannot_work_on_says_why(
-    host: Host, lines: tuple[str, ...], visible: str | None, settings: dict[str, int], says: str
+    host: NvmlHost, lines: tuple[str, ...], visible: str | None, settings: dict[str, int], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
         host.start(*lines, visible=visible, **settings)
 
 
-def test_a_gpu_that_does_not_tell_its_memory_needs_the_setting(host: Host) -> None:
+def test_a_gpu_that_does_not_tell_its_memory_needs_the_setting(host: NvmlHost) -> None:
     backend = host.start("gpu 0 uuid=GPU-0 util=30", "fault nvmlDeviceGetMemoryInfo 3", memory_bytes=4 * GIB)
     assert backend.discover()[0].memory_bytes == 4 * GIB
     sample = until(backend, lambda sample: sample.devices[0].util is not None, "a reading")
@@ -225,7 +148,7 @@ def test_a_gpu_that_does_not_tell_its_memory_needs_the_setting(host: Host) -> No
 # -- what it reads --------------------------------------------------------------------------------------------------
 
 
-def test_two_jobs_are_told_apart(host: Host) -> None:
+def test_two_jobs_are_told_apart(host: NvmlHost) -> None:
     """Memory by process comes from both lists and is never swapped; bytes never from the utilisation of memory."""
     backend = host.start(
         f"gpu 0 uuid=GPU-0 util=70 memutil=50 used={8 * GIB} gpm=0",
@@ -264,7 +187,7 @@ def _dead_pid() -> int:
         ("total=1000 used=500 util=250", 500, None),
     ],
 )
-def test_what_cannot_be_true_is_missing(host: Host, gpu: str, memory: int | None, util: float | None) -> None:
+def test_what_cannot_be_true_is_missing(host: NvmlHost, gpu: str, memory: int | None, util: float | None) -> None:
     backend = host.start("gpu 0 uuid=GPU-0")
     until(backend, all_read, "the first readings")
     host.show(f"gpu 0 uuid=GPU-0 {gpu}")
@@ -277,7 +200,7 @@ def test_what_cannot_be_true_is_missing(host: Host, gpu: str, memory: int | None
 
 
 @pytest.mark.parametrize("code", [3, 4, 6, 7, 13, 999])
-def test_utilisation_that_is_not_told_by_process(host: Host, code: int) -> None:
+def test_utilisation_that_is_not_told_by_process(host: NvmlHost, code: int) -> None:
     """NotFound and InsufficientSize: nothing new. NotSupported and the like: a part of the device's, an estimate."""
     backend = host.start(
         "gpu 0 uuid=GPU-0 util=60",
@@ -311,7 +234,7 @@ def activity(backend: NvmlBackend, names: Sequence[str]) -> dict[str, float | No
     return seen
 
 
-def test_what_the_device_tells_beyond_that(host: Host) -> None:
+def test_what_the_device_tells_beyond_that(host: NvmlHost) -> None:
     backend = host.start(*ACTIVITY)
     counted = {"sm_active": 0.61, "tensor_active": 0.425, "membw_util": 0.33, "fp32_active": 0.08}
     assert activity(backend, list(counted)) == counted
@@ -338,7 +261,7 @@ def test_what_the_device_tells_beyond_that(host: Host) -> None:
         (("gpu 0 uuid=GPU-0 memutil=50", "fault nvmlGpmQueryDeviceSupport 13"), 0.5),
     ],
 )
-def test_without_performance_counters(host: Host, lines: tuple[str, ...], membw: float) -> None:
+def test_without_performance_counters(host: NvmlHost, lines: tuple[str, ...], membw: float) -> None:
     assert activity(host.start(*lines), ["membw_util"]) == {"membw_util": membw}
 
 
@@ -371,7 +294,7 @@ def test_an_old_driver_lacks_functions(tmp_path: Path) -> None:
     assert (one.memory_bytes, one.memory_source, one.util_source) == (500, "device", "device")
 
 
-def test_an_instance_has_its_own_memory_processes_and_utilisation(host: Host) -> None:
+def test_an_instance_has_its_own_memory_processes_and_utilisation(host: NvmlHost) -> None:
     backend = host.start(*MIG, "metric 0 1 55", "process 0 pid=PID0 memory=300 instance=3", visible="0")
     backend.watch("a", ["MIG-d"], host.pids[0])
     backend.watch("b", ["MIG-a"], host.pids[1])
@@ -385,7 +308,7 @@ def test_an_instance_has_its_own_memory_processes_and_utilisation(host: Host) ->
 # -- trouble --------------------------------------------------------------------------------------------------------
 
 
-def test_one_of_four_is_lost_and_comes_back(host: Host) -> None:
+def test_one_of_four_is_lost_and_comes_back(host: NvmlHost) -> None:
     backend = host.start(*FOUR)
     until(backend, all_read, "all four to be read")
     host.show(*FOUR, "fault * 15 2")
@@ -397,7 +320,7 @@ def test_one_of_four_is_lost_and_comes_back(host: Host) -> None:
     until(backend, all_read, "the GPU to be used again")
 
 
-def test_a_call_that_never_returns_holds_up_one_gpu_only(host: Host) -> None:
+def test_a_call_that_never_returns_holds_up_one_gpu_only(host: NvmlHost) -> None:
     clock = Clock()
     backend = host.start(*FOUR, "process 2 pid=PID0 memory=100", "process 1 pid=PID1 memory=200", clock=clock)
     backend.watch("a", ["GPU-2"], host.pids[0])
@@ -421,7 +344,7 @@ def test_a_call_that_never_returns_holds_up_one_gpu_only(host: Host) -> None:
     until(backend, all_read, "the GPU to be used again", clock)
 
 
-def test_an_instance_that_is_destroyed_takes_no_other_with_it(host: Host) -> None:
+def test_an_instance_that_is_destroyed_takes_no_other_with_it(host: NvmlHost) -> None:
     """Its place in the list goes to another instance before it is made again."""
     backend = host.start(*MIG, visible="0")
     until(backend, all_read, "both instances to be read")
@@ -434,7 +357,7 @@ def test_an_instance_that_is_destroyed_takes_no_other_with_it(host: Host) -> Non
     assert device(sample, "MIG-a").memory_bytes == 5
 
 
-def test_instances_that_are_made_later_are_found(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instances_that_are_made_later_are_found(host: NvmlHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU whose instances are managed, and on one that had none; what is known keeps its number."""
     monkeypatch.setattr("cotenant.actors.devices.nvml.backend.AGAIN_S", 0.1)
     backend = host.start(*MIG)
@@ -449,7 +372,7 @@ def test_instances_that_are_made_later_are_found(host: Host, monkeypatch: pytest
     assert [each.memory_bytes for each in sample.devices] == [0, GIB, 0, 3, 4]
 
 
-def test_a_new_instance_that_is_too_small_is_a_note(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_instance_that_is_too_small_is_a_note(host: NvmlHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.actors.devices.nvml.backend.AGAIN_S", 0.1)
     backend = host.start(*MIG, visible="0", memory_bytes=GIB)
     host.show(*MIG, "instance 0 1 MIG-b total=1000")
@@ -457,7 +380,7 @@ def test_a_new_instance_that_is_too_small_is_a_note(host: Host, monkeypatch: pyt
     assert [gpu.gpu_id for gpu in backend.discover()] == ["MIG-a", "MIG-d"]
 
 
-def test_a_gpu_whose_mig_is_switched_keeps_what_is_known_of_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_whose_mig_is_switched_keeps_what_is_known_of_it(host: NvmlHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its instances would be announced beside the GPU that they are parts of."""
     monkeypatch.setattr("cotenant.actors.devices.nvml.backend.AGAIN_S", 0.1)
     backend = host.start(*MIG)
@@ -476,7 +399,7 @@ def test_a_gpu_whose_mig_is_switched_keeps_what_is_known_of_it(host: Host, monke
         (("gpu 0 uuid=GPU-0", "fault nvmlDeviceGetMemoryInfo 999 0"), "the driver has not answered for ", True),
     ],
 )
-def test_a_gpu_that_cannot_be_used_says_why(host: Host, broken: tuple[str, ...], says: str, mended: bool) -> None:
+def test_a_gpu_that_cannot_be_used_says_why(host: NvmlHost, broken: tuple[str, ...], says: str, mended: bool) -> None:
     backend = host.start("gpu 0 uuid=GPU-0 recovery=0" if "recovery" in broken[0] else "gpu 0 uuid=GPU-0")
     until(backend, all_read, "the first readings")
     host.show(*broken)
@@ -498,14 +421,14 @@ def test_a_gpu_that_cannot_be_used_says_why(host: Host, broken: tuple[str, ...],
         ("gpu 0 uuid=GPU-0 ecc=3", "3 uncorrected memory errors"),
     ],
 )
-def test_errors_that_are_worth_knowing(host: Host, line: str, note: str) -> None:
+def test_errors_that_are_worth_knowing(host: NvmlHost, line: str, note: str) -> None:
     backend = host.start("gpu 0 uuid=GPU-0")
     until(backend, all_read, "the first readings")
     host.show(line)
     until(backend, lambda sample: sample.devices[0].note == note, "the errors to be noted")
 
 
-def test_an_error_of_a_program_drains_nothing(host: Host) -> None:
+def test_an_error_of_a_program_drains_nothing(host: NvmlHost) -> None:
     backend = host.start("gpu 0 uuid=GPU-0", "xid 0 13")
     sample = until(backend, lambda sample: sample.devices[0].note != "", "the error to be noted")
     assert (sample.devices[0].note, sample.devices[0].lost) == ("XID 13", False)

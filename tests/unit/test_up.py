@@ -90,3 +90,27 @@ def test_an_actor_that_does_not_start_is_one_line_with_its_reason(
     monkeypatch.setattr(ray, "get", fail)
     with pytest.raises(CotenantError, match=r"^\S+ did not start: OSError: 127.0.0.1:8266 is taken$"):
         cluster.start_actors(Settings(), None)
+
+
+def test_a_host_that_does_not_give_everything_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def agent(name: str, _: str) -> Any:
+        if "gone" in name:
+            raise ValueError(name)
+        return SimpleNamespace(shut_down=SimpleNamespace(remote=lambda: name))
+
+    def get(answer: str) -> None:
+        if "broken" in answer:
+            raise RayActorError(error_msg="The actor died\nOSError: no room")
+
+    def wait(asked: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        assert (num_returns, timeout) == (len(asked), cluster.GIVE_BACK_S)
+        return [answer for answer in asked if "late" not in answer], [answer for answer in asked if "late" in answer]
+
+    monkeypatch.setattr(ray, "get_actor", agent)
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", wait)
+    assert cluster._give_back(["good", "gone"]) == []
+    assert cluster._give_back(["gone"]) == []
+    broken, late = cluster._give_back(["good", "late", "broken"])
+    assert broken == "host broken has not given everything back: OSError: no room"
+    assert late.startswith("host late has not given everything back within 30 s: an MPS daemon may still run there")
