@@ -196,17 +196,21 @@ class Fleet(Sequence[GpuView]):
             self.limit[host] = _NO_LIMIT if view.host_cpus is None else thousandths(view.host_cpus)
         self.host[place] = host
         self.capacity[place] = view.memory_bytes
-        self.free[place] = free_memory(view)
         self.crowd[place] = len(residents)
         self.island[place] = self._islands.setdefault((view.host_id, view.island), len(self._islands))
         self.kind[place] = self._kinds.setdefault(view.gpu_type, len(self._kinds))
-        self.reservable[place] = reservable_compute(view)
-        self.util[place] = math.fsum(resident.profile.util_mean for resident in residents)
-        self.observed_s[place] = min(map(_observed_s, residents), default=math.inf)
         self.schedulable[place] = view.schedulable
-        self.exclusive[place] = any(does_not_share(resident, view) for resident in residents)
-        self.particular[place] = any(resident.anti_affinity for resident in residents)
         self.instance[place] = view.instance
+        if residents:
+            self.free[place] = free_memory(view)
+            self.reservable[place] = reservable_compute(view)
+            self.util[place] = math.fsum(resident.profile.util_mean for resident in residents)
+            self.observed_s[place] = min(map(_observed_s, residents))
+            self.exclusive[place] = any(does_not_share(resident, view) for resident in residents)
+            self.particular[place] = any(resident.anti_affinity for resident in residents)
+        else:  # what the above come to: gangs that are imagined away leave many such
+            self.free[place], self.reservable[place], self.util[place] = view.memory_bytes, 1.0, 0.0
+            self.observed_s[place], self.exclusive[place], self.particular[place] = math.inf, False, False
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -129,6 +129,19 @@ def _groups(board: Board, job: Job, victims: Sequence[_Valued]) -> Iterator[tupl
             yield places, list(group.values())
 
 
+def _may_suffice(board: Board, job: Job, places: Integers, group: Sequence[_Valued]) -> bool:
+    """Whether enough of these GPUs are open to the job, and empty once all of the group have left, if it wants many."""
+    gpus = job.spec.hints.gpus
+    if len(board.open_to(job, places)) < gpus:
+        return False
+    if gpus == 1:
+        return True
+    stay = board.statement.fleet.crowd.copy()
+    for _, other in group:
+        stay[board.positions(board.places(other.spec.job_id))] -= 1
+    return int(np.count_nonzero(stay[places] == 0)) >= gpus
+
+
 def _place_without(board: Board, job: Job, places: Integers, group: Sequence[_Valued]) -> list[_Valued] | None:
     """Place the job on some of these GPUs once enough of the group have left; None, and nothing changed, if it cannot.
 
@@ -136,9 +149,10 @@ def _place_without(board: Board, job: Job, places: Integers, group: Sequence[_Va
         Those who have to leave, without those who would leave for nothing.
     """
     job_id, mark = job.spec.job_id, board.statement.checkpoint()
+    group = group[: max(MOST_TRIED, 2 * job.spec.hints.gpus)]
     gone: list[_Valued] = []
     placement: Placement | None = None
-    for each in group[: max(MOST_TRIED, 2 * job.spec.hints.gpus)]:
+    for each in group if _may_suffice(board, job, places, group) else ():
         board.evict(each[1].spec.job_id)
         gone.append(each)
         free = int(np.count_nonzero(board.statement.fleet.crowd[places] == 0))
