@@ -1,4 +1,4 @@
-"""What a user of the simulator can do wrong."""
+"""What can go wrong in a simulation."""
 
 from __future__ import annotations
 
@@ -21,3 +21,7 @@ class TraceError(ValueError):
 def named(place: Place) -> str:
     """Return a place in a file as messages call it."""
     return f"line {place}" if isinstance(place, int) else place
+
+
+class SimulationError(Exception):
+    """The simulation cannot go on, or a policy did what is impossible. The message says what."""

@@ -16,14 +16,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from cotenant.scheduler.simulation.errors import SimulationError
 from cotenant.scheduler.simulation.truth import Truth
+from cotenant.scheduler.simulation.watch import Watch, fruitless, stalled
 from cotenant.scheduler.simulation.workload import Cluster, Trace, TraceJob
-
-_IDLE_STEPS = 10_000  # steps in a row without any effect, with nothing running and nobody to come: a livelock
-
-
-class SimulationError(Exception):
-    """The simulation cannot go on, or a policy did what is impossible. The message says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +62,19 @@ class Faults:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A job and what has become of it."""
+    """A job and what has become of it.
+
+    Attributes:
+        remaining_s: Work it has left, restarts included.
+        restart_s: The part of it that its last restart still costs.
+        saved_s: Work that its last checkpoint holds.
+    """
 
     index: int
     job: TraceJob
     remaining_s: float
+    restart_s: float = 0.0
+    saved_s: float = 0.0
     gpus: tuple[int, ...] = ()
     speed: float = 0.0
     updated: float = 0.0
@@ -89,6 +93,11 @@ class Run:
     def running(self) -> bool:
         """Whether it holds GPUs now."""
         return bool(self.gpus)
+
+    @property
+    def done_s(self) -> float:
+        """What it has done of its work; restarts are none."""
+        return self.job.duration_s - (self.remaining_s - self.restart_s)
 
 
 Kind = Literal["arrived", "finished", "failed", "node_lost", "node_back", "alarm"]
@@ -144,6 +153,7 @@ class World:
         node_of, gpu_type, memory: Of each GPU.
         node_gpus: GPUs of each node.
         down: Nodes that are lost.
+        unfinished, coming: Numbers of jobs that have not ended, and that have not even arrived.
         unplaceable: Jobs that are larger than the whole cluster; they never arrive.
     """
 
@@ -176,16 +186,15 @@ class World:
         self.steps = 0
         self._heap: list[tuple[float, int, str, Any, int]] = []
         self._seq = 0
-        self._unfinished = 0
-        self._coming = 0
-        self._effects = 0
+        self.unfinished = 0
+        self.coming = 0
         self._large_enough: dict[int, int] = {}  # GPUs by the memory that they have at least
         self.unplaceable = [run for run in self.runs if not self._could_ever_run(run.job)]
         for run in self.runs:
             if self._could_ever_run(run.job):
                 self._push(run.job.submit_s, "arrived", run)
-                self._unfinished += 1
-                self._coming += 1
+                self.unfinished += 1
+                self.coming += 1
         if self.faults.node_mtbf_s is not None:
             for number in range(len(cluster.nodes)):
                 self._push(self._node_gap(number, 0), "node_lost", (number, 0))
@@ -196,22 +205,21 @@ class World:
         """Let time pass until every job that can run has ended.
 
         Raises:
-            SimulationError: Nothing happens any more although jobs wait, or the driver did something impossible.
+            SimulationError: Nothing happens any more although jobs wait, nothing comes of what happens, or the driver
+                did something impossible.
         """
-        idle = 0
-        while self._unfinished:
+        watch = Watch()
+        while self.unfinished:
             if not self._heap:
-                raise SimulationError(self._stalled())
+                raise SimulationError(stalled(self))
             happened = self._next()
             if not happened:
                 continue
-            effects = self._effects
             driver.step(happened)
             self.steps += 1
             self._note_state()
-            idle = 0 if self.running or self._coming or self.down or self._effects != effects else idle + 1
-            if idle > _IDLE_STEPS:
-                raise SimulationError(self._stalled())
+            if watch.stuck(self):
+                raise SimulationError(fruitless(self))
 
     def alarm(self, at: float, what: Any) -> None:
         """Have the driver stepped at that time, with this as the happening's ``what``."""
@@ -228,7 +236,7 @@ class World:
 
     def _happen(self, kind: str, subject: Any, version: int) -> list[Happening]:
         if kind == "arrived":
-            self._coming -= 1
+            self.coming -= 1
             self.waiting_count += 1
             return [Happening("arrived", subject)]
         if kind == "alarm":
@@ -250,7 +258,7 @@ class World:
         self._leave(run)
         run.remaining_s = 0.0
         run.ended_at = self.now
-        self._unfinished -= 1
+        self.unfinished -= 1
         return [Happening("finished", run, gpus=gpus)]
 
     # -- what a driver can do ---------------------------------------------------------------------------------------
@@ -278,14 +286,13 @@ class World:
             self.memory_used[gpu] += run.job.memory_bytes
             self.occupied += len(present) == 1
             self.shared += len(present) == 2
-        self._effects += 1
         self._refresh(run.gpus)
         if self.faults.job_mtbf_s is not None:
             rng = np.random.default_rng((self.faults.seed, 1, run.index, run.starts))
             self._push(self.now + rng.exponential(self.faults.job_mtbf_s), "failed", run, run.starts)
 
     def suspend(self, run: Run) -> None:
-        """Take a running job from its GPUs; it waits again and pays for its restart.
+        """Take a running job from its GPUs; it saves what it has done, waits again and pays for its restart.
 
         Raises:
             SimulationError: The job does not run.
@@ -293,10 +300,11 @@ class World:
         if not run.gpus:
             raise SimulationError(f"job {run.job.job_id}: cannot be suspended, it does not run")
         self._leave(run)
+        run.saved_s = run.done_s
+        run.restart_s += self.costs.of(run.job.gpus)
         run.remaining_s += self.costs.of(run.job.gpus)
         run.suspensions += 1
         self.waiting_count += 1
-        self._effects += 1
 
     def take_down(self, number: int) -> None:
         """Take away a node that carries nothing.
@@ -311,7 +319,6 @@ class World:
     def bring_up(self, number: int) -> None:
         """Bring back a node that was taken away."""
         self.down.discard(number)
-        self._effects += 1
 
     def remaining_now(self, run: Run) -> float:
         """Return the work a job has left, in seconds alone on the reference type."""
@@ -353,6 +360,7 @@ class World:
             return
         work = spent * run.speed
         run.remaining_s = max(0.0, run.remaining_s - work)
+        run.restart_s = max(0.0, run.restart_s - work)
         run.work_s += work
         run.run_s += spent
         run.updated = self.now
@@ -387,12 +395,11 @@ class World:
 
     def _crash(self, run: Run) -> None:
         self._leave(run)
-        done = run.job.duration_s - run.remaining_s
-        lost = done % self.faults.checkpoint_s if done > 0.0 else 0.0
-        run.remaining_s += lost + self.costs.of(run.job.gpus)
+        run.saved_s = max(run.saved_s, run.done_s - run.done_s % self.faults.checkpoint_s)
+        run.restart_s = self.costs.of(run.job.gpus)
+        run.remaining_s = run.job.duration_s - run.saved_s + run.restart_s
         run.failures += 1
         self.waiting_count += 1
-        self._effects += 1
 
     def _lose_node(self, number: int, count: int) -> list[Happening]:
         self.down.add(number)
@@ -433,8 +440,3 @@ class World:
         line.running.append(len(self.running))
         line.waiting.append(self.waiting_count)
         line.up.append(len(self.node_of) - sum(len(self.node_gpus[number]) for number in self.down))
-
-    def _stalled(self) -> str:
-        waiting = [run.job.job_id for run in self.runs if run.ended_at is None and run not in self.unplaceable]
-        some = ", ".join(waiting[:5]) + (" …" if len(waiting) > 5 else "")
-        return f"at {self.now:.0f} s nothing happens any more and {len(waiting)} jobs have not ended: {some}"

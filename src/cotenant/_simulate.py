@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 REPORT_HTML = "report.html"
 _DAY_S = 86_400.0
+_MOST = 1e6  # hours or days between two faults
 
 
 def simulate(
@@ -63,15 +64,25 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as plain JSON.")] = False,
 ) -> None:
     """Run a trace of jobs through one or several schedulers in virtual time and compare them."""
+    from cotenant.scheduler.simulation.errors import SimulationError  # noqa: PLC0415
     from cotenant.scheduler.simulation.page import render  # noqa: PLC0415 - imports plotly
+    from cotenant.scheduler.simulation.rows import LONGEST_S  # noqa: PLC0415
     from cotenant.scheduler.simulation.simulate import Scenario, policy_names  # noqa: PLC0415
     from cotenant.scheduler.simulation.simulate import simulate as run  # noqa: PLC0415 - imports pandas
-    from cotenant.scheduler.simulation.world import Costs, Faults, SimulationError  # noqa: PLC0415
+    from cotenant.scheduler.simulation.world import Costs, Faults  # noqa: PLC0415
 
     names = [name.strip() for name in policy.split(",")]
     for name in names:
         if name not in policy_names():
             raise NotAccepted("policy", name, f"some of {', '.join(policy_names())}, with commas between")
+    for option, number, most in (
+        ("gpu-memory", gpu_memory, 1e6),
+        ("restart-cost", restart_cost, LONGEST_S),
+        ("job-mtbf", job_mtbf, _MOST),
+        ("node-mtbf", node_mtbf, _MOST),
+    ):
+        if number is not None and number > most:
+            raise NotAccepted(option, number, f"a number of at most {most:g}")
     jobs = _trace(trace, form, limit)
     writable_folder(out)
     scenario = Scenario(

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from simulating import CROWD_TRUTH, NO_COST, crowd, ends, halves, job, run, scenario
 
+from cotenant.scheduler.simulation.errors import SimulationError
 from cotenant.scheduler.simulation.policies import POLICIES
 from cotenant.scheduler.simulation.results import Result, finish_time_fairness, jain
 from cotenant.scheduler.simulation.simulate import CORE, Scenario, policy_names, shipped_core, simulate
 from cotenant.scheduler.simulation.truth import PairTable
 from cotenant.scheduler.simulation.workload import GIB, Node, even_cluster, mixed_cluster
-from cotenant.scheduler.simulation.world import Costs, Faults, Happening, SimulationError, World
+from cotenant.scheduler.simulation.world import Costs, Faults, Happening, World
 
 COSTS = Costs(20.0, 30.0, 2)
 

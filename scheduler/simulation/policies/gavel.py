@@ -31,10 +31,10 @@ class Choice:
 class Gavel:
     """Max-min fairness over GPU types with packing, in rounds.
 
-    After arrivals and ends a linear program says what part of the time each job, and each pair of equally large jobs,
-    is to run on each GPU type, so that the smallest throughput, relative to an equal part of the cluster, is as large
-    as can be. In every round the choices that are furthest behind their part run, as far as GPUs last. A job that keeps
-    its GPU type and its neighbour is not disturbed. An instance serves one simulation.
+    After arrivals, ends and losses of hosts a linear program says what part of the time each job, and each pair of
+    equally large jobs, is to run on each GPU type, so that the smallest throughput, relative to an equal part of the
+    cluster, is as large as can be. In every round the choices that are furthest behind their part run, as far as GPUs
+    last. A job that keeps its GPU type and its neighbour is not disturbed. An instance serves one simulation.
 
     Args:
         rates: The throughputs it is told: with the truth it is the oracle that its authors compare with.
@@ -49,7 +49,7 @@ class Gavel:
         self.rates: Truth = rates or NoInterference()
         self.round_s, self.packed = round_s, packed
         self._choices: list[Choice] = []
-        self._planned: frozenset[int] = frozenset()
+        self._planned: tuple[frozenset[int], dict[str, int]] = (frozenset(), {})
         self._had: dict[tuple[tuple[int, ...], str], float] = {}
         self._running: list[Choice] = []
         self._round_at = -1.0
@@ -72,9 +72,10 @@ class Gavel:
         for choice in self._running:
             key = (choice.jobs, choice.gpu_type)
             self._had[key] = self._had.get(key, 0.0) + self.round_s
-        if frozenset(jobs) != self._planned:
-            self._planned, self._had = frozenset(jobs), {}
-            self._choices = divide_time(list(jobs.values()), workers_of(desk), self.rates, packed=self.packed)
+        plan = (frozenset(jobs), workers_of(desk))
+        if plan != self._planned:
+            self._planned, self._had = plan, {}
+            self._choices = divide_time(list(jobs.values()), plan[1], self.rates, packed=self.packed)
         self._running = self._pick(desk)
         _move(desk, jobs, self._running)
 
