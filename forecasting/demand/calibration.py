@@ -3,6 +3,10 @@
 Errors are kept in exponentially weighted histograms per series, horizon and state (how high the last value was, how
 much the experts disagreed), with a share of the histogram of all states. On top comes an online correction in the
 manner of adaptive conformal inference (Gibbs and Candès 2021): a level that is exceeded too often moves outwards.
+
+A reading far outside its own interval throws doubt on all that was learnt of a series: it may have changed for good,
+or return. The doubt is a share of the weight for errors of any size up to that of the jump; it fades with the ticks,
+while the errors seen meanwhile count as ever, and a series that returns has its old intervals back.
 """
 
 from __future__ import annotations
@@ -10,9 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from cotenant.forecasting.demand.arrays import Array, Indexes, grown
+from cotenant.forecasting.demand.arrays import Array, Flags, Indexes, Rows, grown
 from cotenant.forecasting.types import LEVELS
 
 MEMORY = 0.995  # of the histograms, per error
@@ -20,6 +23,12 @@ POOLED = 0.1  # weight of the errors of all states beside those of the present o
 PRIOR_ERRORS = 3.0  # a series starts as if it had made so many errors, evenly spread over its first span
 STEP = 0.005  # of the correction, in recent largest errors
 MOST = 0.3  # the correction in units of the series
+SURPRISE = 2.0  # times its whole interval a reading has to be away from its forecast …
+LEAST_SURPRISE = 0.05  # … and so many units of the series
+DOUBT = 0.5  # of the weight at first, …
+DOUBT_LEFT = 0.8  # … so much of it after every further tick, …
+LEAST_DOUBT = 0.005  # … and none any more below this: no level reaches that far
+DOUBT_ROOM = 2.0  # the errors in doubt go so many times as far as the reading is from the point
 
 _HEIGHTS = np.array([0.05, 0.5, 0.95], dtype=np.float32)  # limits of the states: of the value …
 _SPREADS = np.array([0.02, 0.2], dtype=np.float32)  # … and of the disagreement
@@ -54,12 +63,14 @@ class Calibration:
 
     def __init__(self, rows: int, horizons: int, first_span: float) -> None:
         """Make the state; ``first_span`` is how far a series may move before any of its errors is known."""
-        self._prior = _even(first_span)
+        self._prior = _prior(first_span)
         self._states: Array = np.zeros((rows, horizons, STATES, BINS), dtype=np.float32)
         self._pooled: Array = np.tile(self._prior, (rows, horizons, 1))
         self._weight: Array = np.ones((rows, horizons), dtype=np.float32)
         self._correction: Array = np.zeros((rows, horizons, len(_TAUS)), dtype=np.float32)
         self._largest: Array = np.full((rows, horizons), _FIRST_LARGEST, dtype=np.float32)
+        self._doubt: Array = np.zeros(rows, dtype=np.float32)
+        self._jump: Array = np.zeros(rows, dtype=np.float32)
         self._line = np.arange(horizons)[None, :]
 
     def resize(self, rows: int) -> None:
@@ -70,14 +81,34 @@ class Calibration:
         self._weight = grown(self._weight, 0, rows, 1.0)
         self._correction = grown(self._correction, 0, rows, 0.0)
         self._largest = grown(self._largest, 0, rows, _FIRST_LARGEST)
+        self._doubt = grown(self._doubt, 0, rows, 0.0)
+        self._jump = grown(self._jump, 0, rows, 0.0)
 
     def clear(self, row: int, first_span: float | None = None) -> None:
         """Forget one series; ``first_span`` is how far it may move at first, where more than usual is known of it."""
         self._states[row] = 0.0
-        self._pooled[row] = self._prior if first_span is None else _even(first_span)
+        self._pooled[row] = self._prior if first_span is None else _prior(first_span)
         self._weight[row] = 1.0
         self._correction[row] = 0.0
         self._largest[row] = _FIRST_LARGEST
+        self._doubt[row] = self._jump[row] = 0.0
+
+    def doubt(self, rows: Indexes, jumps: Array) -> None:
+        """Have wide intervals for a while: these series have moved by ``jumps``, as they never did."""
+        self._doubt[rows], self._jump[rows] = DOUBT, jumps
+
+    def settle(self, rows: Rows) -> None:
+        """A tick passed."""
+        left = np.float32(DOUBT_LEFT) * self._doubt[rows]
+        self._doubt[rows] = np.where(left < LEAST_DOUBT, np.float32(0.0), left)
+
+    def doubted(self, rows: Indexes) -> Indexes:
+        """Return those of the rows that are in doubt."""
+        return rows[self._doubt[rows] > 0.0]
+
+    def jumps(self, rows: Indexes) -> Array:
+        """Return by how much each series last moved as it never had."""
+        return self._jump[rows]
 
     def states(self, now: Array, spread: Array) -> Indexes:
         """Return the state numbers (n, horizons) for present values (n,) and disagreements (n, horizons)."""
@@ -104,10 +135,17 @@ class Calibration:
         moved = self._correction[rows, horizon] + STEP * largest[:, None] * (missed - (1.0 - _TAUS))
         self._correction[rows, horizon] = np.clip(moved, -MOST, MOST)
 
-    def quantiles(self, rows: Indexes, states: Indexes, point: Array) -> Array:
+    def quantiles(self, rows: Indexes, states: Indexes, point: Array, now: Array) -> Array:
         """Return the quantiles (n, horizons, levels) around the points (n, horizons), p10 below and the rest above."""
         weights = self._states[rows[:, None], self._line, states]
         weights += np.float32(POOLED) * self._pooled[rows]
+        doubted = np.flatnonzero(self._doubt[rows])
+        if len(doubted):
+            away = np.abs(point[doubted] - now[doubted, None])
+            reach = np.float32(DOUBT_ROOM) * np.maximum(away, self._jump[rows[doubted], None])
+            doubt = self._doubt[rows[doubted], None, None]
+            known = weights[doubted].sum(axis=2, keepdims=True)
+            weights[doubted] += doubt / (1.0 - doubt) * known * _even(reach)
         # Bins first: numpy is quick along a long last axis, and slow along a short one.
         sums = np.ascontiguousarray(weights.reshape(-1, BINS).T)
         for i in range(1, BINS):
@@ -129,7 +167,20 @@ class Calibration:
         return ordered
 
 
-def _even(span: float) -> npt.NDArray[np.float32]:
-    inside = np.clip(np.minimum(EDGES[1:], span) - np.maximum(EDGES[:-1], -span), 0.0, None)
-    even: npt.NDArray[np.float32] = (PRIOR_ERRORS * inside / inside.sum()).astype(np.float32)
+def surprised(point: Array, quantiles: Array, now: Array) -> Flags:
+    """Return which of n series are far from the points (n,) and quantiles (n, levels) that were forecast for now."""
+    interval = quantiles[:, -1] - quantiles[:, 0]
+    odd: Flags = np.abs(now - point) > np.maximum(SURPRISE * interval, LEAST_SURPRISE)
+    return odd
+
+
+def _even(span: Array) -> Array:
+    """Return the weight 1 spread evenly over errors up to ``span`` (...) either way, shape (..., bins)."""
+    reach = span[..., None]
+    inside = np.clip(np.minimum(EDGES[1:], reach) - np.maximum(EDGES[:-1], -reach), 0.0, None)
+    even: Array = (inside / inside.sum(axis=-1, keepdims=True)).astype(np.float32)
     return even
+
+
+def _prior(span: float) -> Array:
+    return np.float32(PRIOR_ERRORS) * _even(np.array(span))

@@ -10,7 +10,7 @@ import numpy as np
 
 from cotenant.forecasting.demand.analogues import YOUNG, Analogues
 from cotenant.forecasting.demand.arrays import FAR, Array, Flags, Indexes, Rows, grown, span
-from cotenant.forecasting.demand.calibration import Calibration, Said
+from cotenant.forecasting.demand.calibration import Calibration, Said, surprised
 from cotenant.forecasting.demand.choice import Choice
 from cotenant.forecasting.demand.mixing import Gate, Hedge
 from cotenant.forecasting.demand.restraint import Restraint
@@ -202,6 +202,18 @@ class SeriesMixture:
         """Return how many values each series has had."""
         return self._counts[rows]
 
+    def doubted(self, rows: Indexes) -> Indexes:
+        """Return those of the rows whose behaviour may have changed."""
+        return self._calibration.doubted(rows)
+
+    def jumps(self, rows: Indexes) -> Array:
+        """Return by how much each of the rows last moved as it never had."""
+        return self._calibration.jumps(rows)
+
+    def doubt(self, rows: Indexes, jumps: Array) -> None:
+        """Tell that these series moved by ``jumps`` as they never had: their intervals are wide for some ticks."""
+        self._calibration.doubt(rows, jumps)
+
     def quantiles(self, rows: Indexes) -> Array:
         """Return the last forecasts, shape (n, horizons, levels): ordered, within [0, most]."""
         return self._quantiles[rows]
@@ -224,6 +236,7 @@ class SeriesMixture:
         counts = self._counts[where].copy()
         history = np.concatenate([values[:, None], self._history[where, :-1]], axis=1)
         self._history[where] = history
+        self._wonder(rows, where, truth)
         self._judge(rows, where, truth)
         simple = self._simple_experts(rows, where, history, truth)
         common = self._simple - self._analogues.width
@@ -240,9 +253,7 @@ class SeriesMixture:
         self._restraint.watch(where, truth, resolution)
         point = self._restraint.point(where, truth, resolution, wanted)
         states = self._calibration.states(truth, self._hedge.spread(where, predictions, point))
-        around = np.clip(self._calibration.quantiles(rows, states, point), 0.0, self.settings.most)
-        if self.settings.steps:  # what is held may stay, however surely an expert foresees that it goes
-            np.maximum(around[:, :, 1:], truth[:, None, None], out=around[:, :, 1:])
+        around = self._around(rows, states, point, truth)
         for j, ahead in enumerate(self.settings.horizons):
             said = self._said[j]
             slots = counts % ahead
@@ -251,12 +262,39 @@ class SeriesMixture:
             if outside is None and self._outside:
                 parts.insert(1, np.full((len(rows), self._outside), np.nan, dtype=np.float32))
             said[rows, slots] = np.concatenate(parts, axis=1)
-        self._quantiles[where, :, 0], self._quantiles[where, :, 1] = around[:, :, 0], point
-        self._quantiles[where, :, 2:] = around[:, :, 1:]
+        self._write(where, point, around)
         self._counts[where] += 1
         self._since[where] += 1
         self._ages[where] += 1
         return point
+
+    def glance(self, rows: Indexes, truth: Array) -> None:
+        """Put the intervals last forecast anew around what is read now (n,), between two ticks."""
+        states = np.empty((len(rows), len(self._said)), dtype=np.intp)
+        point = np.empty(states.shape, dtype=np.float32)
+        for j, ahead in enumerate(self.settings.horizons):
+            said = self._said[j][rows, (self._counts[rows] - 1) % ahead, self.width : self.width + _NOTES]
+            point[:, j], states[:, j] = said[:, -2], said[:, -1]
+        self._write(rows, point, self._around(rows, states, point, truth))
+
+    def _around(self, rows: Indexes, states: Indexes, point: Array, truth: Array) -> Array:
+        around = np.clip(self._calibration.quantiles(rows, states, point, truth), 0.0, self.settings.most)
+        if self.settings.steps:  # what is held may stay, however surely an expert foresees that it goes
+            np.maximum(around[:, :, 1:], truth[:, None, None], out=around[:, :, 1:])
+        return around
+
+    def _write(self, where: Rows, point: Array, around: Array) -> None:
+        self._quantiles[where, :, 0], self._quantiles[where, :, 1] = around[:, :, 0], point
+        self._quantiles[where, :, 2:] = around[:, :, 1:]
+
+    def _wonder(self, rows: Indexes, where: Rows, truth: Array) -> None:
+        """Doubt the series that are far from where they were expected, be it after a hole."""
+        self._calibration.settle(where)
+        if self.settings.horizons[0] == 1:
+            said = self._said[0][where, 0]
+            point, quantiles = said[:, self.width + _NOTES - 2], said[:, self.width + _NOTES :]
+            odd = surprised(point, quantiles, truth) & (self._counts[where] > 0)
+            self._calibration.doubt(rows[odd], np.abs(truth - point)[odd])
 
     def _judge(self, rows: Indexes, where: Rows, truth: Array) -> None:
         counts, since = self._counts[where], self._since[where]

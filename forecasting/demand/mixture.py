@@ -26,6 +26,8 @@ STILL_AFTER = 130  # windows without a change: more than the largest lag, so tha
 STILL_WITHIN = 0.0005  # in units of the series
 STILL_EVERY = 16  # a still series is stepped in turn only: time stands for it, and nothing it knows changes
 CHUNK = 2048  # streams whose tables fit the processor's cache together
+_MIDDLE = LEVELS.index(0.5)
+_ABOVE = _MIDDLE + 1
 
 # Seconds per tick and horizons in ticks: the far future is forecast from means over longer windows.
 UTIL_SCALES: tuple[tuple[int, MixtureSettings], ...] = (
@@ -145,6 +147,19 @@ class _Quantity:
                 scale.mixture.rest(rows[~awake])
             else:
                 scale.add(rows, values, None)
+        self._spread_doubt(rows, values)
+
+    def _spread_doubt(self, rows: Indexes, values: Floats) -> None:
+        """Have the far scales, whose next tick may be a minute away, doubt what the near one doubts."""
+        near = self.scales[0].mixture
+        doubted = near.doubted(rows)
+        if not len(doubted):
+            return
+        jumps = near.jumps(doubted)
+        present = values[np.searchsorted(rows, doubted)].astype(np.float32)
+        for scale in self.scales[1:]:
+            scale.mixture.doubt(doubted, jumps)
+            scale.mixture.glance(doubted, present)
 
     def quantiles(self, rows: Indexes) -> Array:
         """Return values of shape (n, horizons, levels)."""
@@ -179,6 +194,7 @@ class MixtureForecaster:
         self._util = _Quantity(UTIL_SCALES, rows, util_experts, WIDTH)
         self._memory = _Quantity(MEMORY_SCALES, rows, memory_experts)
         self._unit: Floats = np.zeros(rows)
+        self._held: Floats = np.zeros(rows)
         self._peak: Floats = np.zeros(rows)
         self._growth: Floats = np.zeros(rows)  # of the peak lately
         self._holds: Indexes = np.zeros(rows, dtype=np.intp)
@@ -218,6 +234,8 @@ class MixtureForecaster:
         slots = np.array([slot for _, own in found for slot in own], dtype=np.intp)
         utils = self._util.quantiles(slots).astype(np.float64)
         memories = self._memory.quantiles(slots) * self._unit[slots, None, None]
+        # The far scales tick seldom, and a still series in turn: what is held may stay, whatever was foreseen last.
+        np.maximum(memories[:, :, _ABOVE:], self._held[slots, None, None], out=memories[:, :, _ABOVE:])
         forecasts: dict[str, Forecast] = {}
         start = 0
         for job_id, own in found:
@@ -237,7 +255,7 @@ class MixtureForecaster:
         for slot in self._streams.forget(job_id):
             self._util.clear(slot)
             self._memory.clear(slot)
-            self._unit[slot] = self._peak[slot] = self._growth[slot] = 0.0
+            self._unit[slot] = self._held[slot] = self._peak[slot] = self._growth[slot] = 0.0
             self._holds[slot] = self._windows[slot] = 0
             self._trains[slot] = self._seen[slot] = False
 
@@ -282,6 +300,7 @@ class MixtureForecaster:
             self._unit[slot] = MEMORY_ROOM * max(LEAST_UNIT, float(memory[i]))
             self._memory.rescale(slot, self._unit[slot])
         self._memory.step(slots, memory / self._unit[slots], elapsed)
+        self._held[slots] = memory
         before = self._peak[slots]
         grew = peak > before
         more = np.where(grew & (before > 0.0), peak - before, 0.0)
@@ -344,6 +363,7 @@ class MixtureForecaster:
         self._util.resize(rows)
         self._memory.resize(rows)
         self._unit = np.concatenate([self._unit, np.zeros(more)])
+        self._held = np.concatenate([self._held, np.zeros(more)])
         self._peak = np.concatenate([self._peak, np.zeros(more)])
         self._growth = np.concatenate([self._growth, np.zeros(more)])
         self._holds = np.concatenate([self._holds, np.zeros(more, dtype=np.intp)])
@@ -354,10 +374,9 @@ class MixtureForecaster:
 
 def _joined(values: Floats) -> Floats:
     """Return one set of quantiles (1, horizons, levels) that spans those of all streams (n, horizons, levels)."""
-    middle = LEVELS.index(0.5)
     joined: Floats = values.max(axis=0)
-    joined[:, :middle] = values[:, :, :middle].min(axis=0)
-    joined[:, middle] = values[:, :, middle].mean(axis=0)
+    joined[:, :_MIDDLE] = values[:, :, :_MIDDLE].min(axis=0)
+    joined[:, _MIDDLE] = values[:, :, _MIDDLE].mean(axis=0)
     return joined[None]
 
 

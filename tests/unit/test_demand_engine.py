@@ -95,12 +95,12 @@ def test_calibration_starts_wide_and_reaches_its_levels() -> None:
     calibration, rng = Calibration(1, 1, 0.5), np.random.default_rng(0)
     point = np.full((1, 1), 0.5, dtype=np.float32)
     states = calibration.states(single(0.5), np.zeros((1, 1), dtype=np.float32))
-    first = calibration.quantiles(ONE, states, point)[0, 0]
+    first = calibration.quantiles(ONE, states, point, single(0.5))[0, 0]
     assert first[0] < 0.15
     assert first[2] > 0.9
     hits = []
     for tick in range(3000):
-        quantiles = calibration.quantiles(ONE, states, point)[:, 0]
+        quantiles = calibration.quantiles(ONE, states, point, single(0.5))[:, 0]
         now = single(0.5 + 0.1 * rng.standard_normal())
         if tick > 500:
             hits.append(now[0] <= quantiles[0])
@@ -112,9 +112,9 @@ def test_weights_of_errors_stay_finite_over_days() -> None:
     calibration, point = Calibration(1, 1, 0.5), np.full((1, 1), 0.5, dtype=np.float32)
     states = calibration.states(single(0.5), np.zeros((1, 1), dtype=np.float32))
     for _ in range(6000):
-        said = Said(states[:, 0], point[:, 0], calibration.quantiles(ONE, states, point)[:, 0])
+        said = Said(states[:, 0], point[:, 0], calibration.quantiles(ONE, states, point, single(0.5))[:, 0])
         calibration.learn(ONE, 0, said, single(0.5))
-    assert calibration.quantiles(ONE, states, point)[0, 0] == pytest.approx(0.5, abs=0.002)
+    assert calibration.quantiles(ONE, states, point, single(0.5))[0, 0] == pytest.approx(0.5, abs=0.002)
 
 
 def test_a_bigger_table_keeps_what_it_knew() -> None:
@@ -140,13 +140,19 @@ def test_a_cleared_row_is_like_a_new_one() -> None:
         assert used.step(ONE, now) == pytest.approx(fresh.step(ONE, now), abs=1e-6)
 
 
-def test_forecasts_across_an_interruption_are_not_judged() -> None:
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_forecasts_across_an_interruption_are_not_judged(interrupted: bool) -> None:
     mixture = SeriesMixture(SMALL, 1)
     for _ in range(100):
         mixture.step(ONE, single(0.5))
-    mixture.interrupt(ONE)
-    mixture.step(ONE, single(0.9))
-    assert mixture.quantiles(ONE)[0, 0, -2] - 0.9 < 0.02
+    for value in (0.9, 0.5) * 10:
+        if interrupted:
+            mixture.interrupt(ONE)
+        mixture.step(ONE, single(value))
+    for _ in range(40):  # until the doubt about a series that jumps is gone
+        mixture.step(ONE, single(0.5))
+    learnt_the_jumps = mixture.quantiles(ONE)[0, 0, -1] > 0.6
+    assert learnt_the_jumps != interrupted
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=60))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import GIB, profile, window
 
@@ -127,6 +127,56 @@ def test_an_abrupt_change_widens_the_interval() -> None:
     after = forecast_of(forecaster).util[5]
     assert after.p50 > 0.3
     assert after.p95 - after.p10 > before.p95 - before.p10 + 0.3
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.15, 0.85), (0.85, 0.15), (0.15, 0.4)])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_after_an_abrupt_change_no_interval_is_sure_of_what_was(before: float, after: float, missing: int) -> None:
+    jobs = [f"job-{i}" for i in range(20)]
+    forecaster, rng = MixtureForecaster(), np.random.default_rng(0)
+    over: dict[int, list[bool]] = {horizon: [] for horizon in HORIZONS_S}
+    held: dict[int, list[bool]] = {horizon: [] for horizon in HORIZONS_S}
+    for second in range(310):
+        if second in range(300 - missing, 300):
+            continue
+        level = before if second < 300 else after
+        utils = level + 0.02 * rng.standard_normal(len(jobs))
+        forecaster.observe_batch([window(second, util, job_id=job) for job, util in zip(jobs, utils, strict=True)])
+        if second >= 300:
+            then = after + 0.02 * rng.standard_normal(len(jobs))
+            for job_id, forecast in forecaster.forecast_batch(jobs).items():
+                for horizon in HORIZONS_S:
+                    quantiles = forecast.util[horizon]
+                    over[horizon].append(bool(then[jobs.index(job_id)] > quantiles.p99))
+                    held[horizon].append(quantiles.p99 - quantiles.p10 > 0.9 * abs(after - before))
+    assert all(np.mean(each) <= 0.02 for each in over.values()), {h: np.mean(each) for h, each in over.items()}
+    assert all(np.mean(held[horizon]) > 0.9 for horizon in (60, 300, 900))
+
+
+def test_the_doubt_about_a_job_that_returns_is_soon_gone() -> None:
+    forecaster, rng = MixtureForecaster(), np.random.default_rng(0)
+    utils = (0.3 + 0.02 * rng.standard_normal(440)).tolist()
+    utils[400] = 0.9
+    for second, util in enumerate(utils):
+        forecaster.observe(window(second, util))
+        if second in (399, 400, 401, 439):
+            quantiles = forecast_of(forecaster).util[1]
+            wide = quantiles.p99 - quantiles.p10 > 0.3
+            assert wide == (second in (400, 401)), (second, quantiles)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.floats(0.05, 8.0), st.integers(1, 15)), min_size=1, max_size=4))
+def test_no_upper_quantile_of_memory_is_below_what_is_held(stretches: list[tuple[float, int]]) -> None:
+    forecaster, second = MixtureForecaster(), 0
+    for level, lasting in stretches:
+        for _ in range(lasting):
+            forecaster.observe(window(second, 0.5, memory=level * GIB))
+            second += 1
+        forecast = forecast_of(forecaster)
+        assert_sound(forecast)
+        for horizon in HORIZONS_S:
+            assert forecast.memory[horizon].p90 >= level * GIB
 
 
 def test_what_is_known_beforehand_gives_a_forecast_and_narrows_the_first_intervals() -> None:
