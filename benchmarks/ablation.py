@@ -3,6 +3,9 @@
 A sample has the load of the week: on 16 GPUs every sixteenth of its jobs of up to 8 GPUs, drawn anew for each
 repetition. What pairs really do is a table that the core does not see; unless the row says otherwise it is told
 predictions made without the job's model family, and learns.
+
+Demand forecasts are no variant: jobs of a trace are steady, so there is nothing to foresee. What they contribute is
+measured on real jobs whose demand changes (``loop.py``).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
@@ -31,7 +34,7 @@ from cotenant.scheduler.simulation.truth import PairTable
 from cotenant.scheduler.simulation.workload import GIB, Trace, even_cluster
 
 GPUS, USABLE_GIB = 16, 23
-SEEDS = 2
+SEEDS, HOSTS = 2, 2
 
 
 class Blind:
@@ -76,8 +79,17 @@ class Variant:
     estimates: bool = True
 
 
-def _core(name: str, value: object) -> Callable[[], AbstractContextManager[object]]:
-    return lambda: patch(f"cotenant.{name}", value)
+def _core(value: object, *names: str) -> Callable[[], AbstractContextManager[object]]:
+    """Put a value in the place of something of the core, wherever it is looked up."""
+
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with ExitStack() as patches:
+            for name in names:
+                patches.enter_context(patch(f"cotenant.{name}", value))
+            yield
+
+    return patched
 
 
 VARIANTS = (
@@ -91,14 +103,18 @@ VARIANTS = (
     Variant("at most two jobs a GPU", {"placement": {"max_jobs_per_gpu": 2}}),
     Variant("no suspending or moving", {"rebalance": {"enabled": False}}),
     Variant("no shrinking to what is used", {"resize": {"enabled": False}}),
-    Variant("order of arrival only", {"scheduling": {"size_weight": 0.0, "fair_share_weight": 0.0}}),
+    Variant(
+        "order of arrival only",
+        {"scheduling": {"size_weight": 0.0, "fair_share_weight": 0.0}},
+        patched=_core(lambda _smallness: 1.0, "scheduler.core.priority.pace_of", "scheduler.core.line.pace_of"),
+    ),
     Variant("no estimates of run times (no backfill)", {}, estimates=False),
-    Variant("no reservations", {}, patched=_core("scheduler.core.waiting.RESERVE_AFTER_S", math.inf)),
-    Variant("no exchange within a batch", {}, patched=_core("placement.engine.Cotenant.exchanges", False)),
+    Variant("no reservations", {}, patched=_core(math.inf, "scheduler.core.waiting.RESERVE_AFTER_S")),
+    Variant("no exchange within a batch", {}, patched=_core(False, "placement.engine.Cotenant.exchanges")),
     Variant(
         "no regard for fragments",
         {},
-        patched=_core("placement.choosing.fragments_made", lambda _fleet, places, _needs: np.zeros(len(places))),
+        patched=_core(lambda _fleet, places, _needs: np.zeros(len(places)), "placement.choosing.fragments_made"),
     ),
 )
 
@@ -112,7 +128,7 @@ def run(data: Path, trace: Trace, variant: Variant, gpus: int, seed: int) -> Res
     told = TablePredictor(PairTable(load_pairs(table, "n_predicted_lof"), utils))
     models = first_models if variant.predictor is None else only(variant.predictor(told, truth))
     settings = changed(variant.change)
-    scenario = Scenario(trace, even_cluster(gpus, memory_bytes=USABLE_GIB * GIB), truth)
+    scenario = Scenario(trace, even_cluster(gpus, per_node=gpus // HOSTS, memory_bytes=USABLE_GIB * GIB), truth)
     with variant.patched():
         return shipped_core(scenario, settings=settings, models=models, sensing=Sensing(seed=seed))
 
