@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from common import Row, options, write_report
-from own_pairs import GPU_TYPE, OwnPairs, load
+from measured_pairs import GPU_TYPE, MeasuredPairs, load
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from cotenant.configs.settings import PlacementSettings
@@ -46,7 +46,7 @@ class Outcome:
         return self.placed * PLACING_IS_WORTH + self.score
 
 
-def cases(pairs: OwnPairs, count: int, gpus: int, jobs: int) -> Iterator[tuple[list[GpuView], list[Request]]]:
+def cases(pairs: MeasuredPairs, count: int, gpus: int, jobs: int) -> Iterator[tuple[list[GpuView], list[Request]]]:
     """Random jobs that wait for so many empty GPUs."""
     rng = np.random.default_rng(SEED)
     names = sorted(pairs.profiles)
@@ -60,7 +60,7 @@ def cases(pairs: OwnPairs, count: int, gpus: int, jobs: int) -> Iterator[tuple[l
 
 
 def ours(
-    pairs: OwnPairs, gpus: list[GpuView], jobs: list[Request], settings: PlacementSettings, batch: bool
+    pairs: MeasuredPairs, gpus: list[GpuView], jobs: list[Request], settings: PlacementSettings, batch: bool
 ) -> Outcome:
     """The shipped policy, with or without looking at the batch."""
     begun = time.process_time()
@@ -84,7 +84,7 @@ def ours(
     return _outcome(pairs, list(carried.values()), settings, seconds)
 
 
-def exact(pairs: OwnPairs, gpus: list[GpuView], jobs: list[Request], settings: PlacementSettings) -> Outcome:
+def exact(pairs: MeasuredPairs, gpus: list[GpuView], jobs: list[Request], settings: PlacementSettings) -> Outcome:
     """The best there is: which sets of jobs share a GPU, as an integer program."""
     begun = time.process_time()
     sets = [
@@ -103,22 +103,22 @@ def exact(pairs: OwnPairs, gpus: list[GpuView], jobs: list[Request], settings: P
     return _outcome(pairs, chosen, settings, time.process_time() - begun)
 
 
-def _throughputs(pairs: OwnPairs, members: Sequence[Request]) -> list[float]:
+def _throughputs(pairs: MeasuredPairs, members: Sequence[Request]) -> list[float]:
     return [each.mid for each in pairs.predict([job.profile for job in members], GPU_TYPE)]
 
 
-def _allowed(pairs: OwnPairs, members: Sequence[Request]) -> bool:
+def _allowed(pairs: MeasuredPairs, members: Sequence[Request]) -> bool:
     n = _throughputs(pairs, members)
     slow = any(1.0 / value > job.max_slowdown + 1e-9 for value, job in zip(n, members, strict=True))
     return len(members) == 1 or (not slow and packing_saving(n) > 0.0)
 
 
-def _score(pairs: OwnPairs, members: Sequence[Request], settings: PlacementSettings) -> float:
+def _score(pairs: MeasuredPairs, members: Sequence[Request], settings: PlacementSettings) -> float:
     return score(_throughputs(pairs, members), settings.packing_bias)
 
 
 def _outcome(
-    pairs: OwnPairs, carried: Sequence[Sequence[Request]], settings: PlacementSettings, seconds: float
+    pairs: MeasuredPairs, carried: Sequence[Sequence[Request]], settings: PlacementSettings, seconds: float
 ) -> Outcome:
     return Outcome(
         sum(map(len, carried)),
@@ -128,7 +128,7 @@ def _outcome(
     )
 
 
-def rows(pairs: OwnPairs, count: int, gpus: int, jobs: int, most: int) -> Iterator[Row]:
+def rows(pairs: MeasuredPairs, count: int, gpus: int, jobs: int, most: int) -> Iterator[Row]:
     """The figures of one size of case."""
     settings = PlacementSettings(max_jobs_per_gpu=most)
     found: dict[str, list[Outcome]] = {method: [] for method in METHODS}

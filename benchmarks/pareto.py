@@ -1,19 +1,24 @@
-"""What the packing bias trades: slowdown of the jobs against GPU time saved, on our own measured pairs.
+"""What the packing bias trades: slowdown of the jobs against GPU time saved, on measured pairs.
 
 Jobs are drawn at random and placed by the shipped policy on as many empty GPUs, while more wait behind them, so that
 only the bias decides who shares. The predictor says what was measured. ``--figure FILE`` draws the curves.
+
+The pairs are our own, of training jobs on a shared CPU core. With ``--lucid`` they are those of the workloads of the
+Philly week on an RTX 3090 (needs ``--data``, ``$COTENANT_DATA`` or ``../shared/data`` beside the checkout).
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from common import Row, options, write_report
-from own_pairs import GPU_TYPE, OwnPairs, load
+from measured_pairs import GPU_TYPE, MeasuredPairs, load, lucid
+from peers_work import data_folder
 
 from cotenant.configs.settings import PlacementSettings
 from cotenant.placement.batch import rearrange
@@ -46,21 +51,21 @@ class Point:
     worst: float
 
 
-def draws(pairs: OwnPairs, count: int) -> list[list[str]]:
+def draws(pairs: MeasuredPairs, count: int) -> list[list[str]]:
     """Names of the jobs of each draw."""
     rng = np.random.default_rng(SEED)
     names = sorted(pairs.profiles)
     return [[names[i] for i in rng.integers(len(names), size=JOBS)] for _ in range(count)]
 
 
-def packed(pairs: OwnPairs, names: Sequence[str], bias: float, limit: float, most: int) -> list[list[str]]:
+def packed(pairs: MeasuredPairs, names: Sequence[str], bias: float, limit: float, most: int) -> list[list[str]]:
     """Which jobs the policy puts together."""
     settings = PlacementSettings(packing_bias=bias, max_jobs_per_gpu=most)
-    gpus = [GpuView(f"g{i}", "h0", GPU_TYPE, 16 * GIB) for i in range(len(names))]
+    gpus = [GpuView(f"g{i}", "h0", GPU_TYPE, 24 * GIB) for i in range(len(names))]
     engine, statement = policy("cotenant"), Statement(gpus)
     placed: list[tuple[Request, Placement]] = []
     for number, name in enumerate(names):
-        job = Request(f"{number} {name}", 1, GIB, None, pairs.profiles[name], limit)
+        job = Request(f"{number} {name}", 1, pairs.profiles[name].memory_bytes, None, pairs.profiles[name], limit)
         answer = engine.place(job, statement.fleet, pairs, settings, BACKLOG)
         if not isinstance(answer, Placement):
             raise RuntimeError(f"job {job.job_id} found no place on as many GPUs as there are jobs")
@@ -73,7 +78,7 @@ def packed(pairs: OwnPairs, names: Sequence[str], bias: float, limit: float, mos
     return list(carried.values())
 
 
-def in_order(pairs: OwnPairs, names: Sequence[str], most_util: float) -> list[list[str]]:
+def in_order(pairs: MeasuredPairs, names: Sequence[str], most_util: float) -> list[list[str]]:
     """Pairs whose utilisations add up to at most this, in the order in which the jobs came."""
     sets: list[list[str]] = []
     for name in names:
@@ -87,7 +92,7 @@ def in_order(pairs: OwnPairs, names: Sequence[str], most_util: float) -> list[li
     return sets
 
 
-def point(pairs: OwnPairs, found: Sequence[Sequence[Sequence[str]]]) -> Point:
+def point(pairs: MeasuredPairs, found: Sequence[Sequence[Sequence[str]]]) -> Point:
     """What these sets, one list per draw, come to."""
     savings, slowdowns, worst = [], [], []
     for sets in found:
@@ -98,7 +103,7 @@ def point(pairs: OwnPairs, found: Sequence[Sequence[Sequence[str]]]) -> Point:
     return Point(float(np.mean(savings)), float(np.mean(slowdowns)), float(np.mean(worst)))
 
 
-def curves(pairs: OwnPairs, drawn: Sequence[Sequence[str]]) -> dict[tuple[float, int], dict[float, Point]]:
+def curves(pairs: MeasuredPairs, drawn: Sequence[Sequence[str]]) -> dict[tuple[float, int], dict[float, Point]]:
     """Points by bias, by largest accepted slowdown and most jobs on a GPU."""
     return {
         (limit, most): {
@@ -108,7 +113,7 @@ def curves(pairs: OwnPairs, drawn: Sequence[Sequence[str]]) -> dict[tuple[float,
     }
 
 
-def simple(pairs: OwnPairs, drawn: Sequence[Sequence[str]]) -> dict[str, Point]:
+def simple(pairs: MeasuredPairs, drawn: Sequence[Sequence[str]]) -> dict[str, Point]:
     """The same for two rules that predict nothing."""
     return {
         "pairs in order of arrival": point(pairs, [in_order(pairs, names, math.inf) for names in drawn]),
@@ -170,9 +175,14 @@ def draw(found: dict[tuple[float, int], dict[float, Point]], rules: dict[str, Po
 def main() -> None:
     """Run the benchmark."""
     parser = options(str(__doc__).partition("\n")[0])
+    parser.add_argument("--lucid", action="store_true", help="pairs of an RTX 3090 instead of our own")
+    parser.add_argument("--data", type=Path, help="folder with traces/ (default: $COTENANT_DATA or ../shared/data)")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the curves to FILE (SVG or PNG)")
     arguments = parser.parse_args()
-    pairs = load()
+    if arguments.lucid and not (data := data_folder(arguments.data)).exists():
+        print(f"pareto: skipped, there is no {data}; give --data or set COTENANT_DATA", file=sys.stderr)
+        return
+    pairs = lucid(data) if arguments.lucid else load()
     drawn = draws(pairs, 8 if arguments.quick else 60)
     found, rules = curves(pairs, drawn), simple(pairs, drawn)
     write_report("pareto", list(rows(found, rules)), arguments.json)
