@@ -38,7 +38,7 @@ class Result:
     @property
     def remarks(self) -> list[str]:
         """What whoever reads these figures must know of the input."""
-        return remarks(self.world.trace)
+        return remarks(self.world.trace, self.world.cluster, self.world.truth)
 
     def jobs(self) -> pd.DataFrame:
         """One row per job, in order of submission; a job that never ended has NaN where its end would count."""

@@ -9,6 +9,7 @@ from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.models import ModelSource, first_models
 from cotenant.scheduler.simulation.desk import BaselinePolicy, Desk
 from cotenant.scheduler.simulation.policies import POLICIES
+from cotenant.scheduler.simulation.policies.gavel import Gavel
 from cotenant.scheduler.simulation.remarks import remarks
 from cotenant.scheduler.simulation.results import Result
 from cotenant.scheduler.simulation.sensing import Sensing
@@ -41,7 +42,7 @@ class Scenario:
     @property
     def remarks(self) -> list[str]:
         """What whoever reads figures of it must know of the input."""
-        return remarks(self.trace)
+        return remarks(self.trace, self.cluster, self.truth)
 
     def world(self) -> World:
         """Return a new world in which nothing has happened yet."""
@@ -96,7 +97,15 @@ def shipped_core(
     return Result(name, world, time.process_time() - begun, shell.notes)
 
 
-def simulate(scenario: Scenario, policy: str, models: ModelSource = first_models, seed: int = 0) -> Result:
+def simulate(
+    scenario: Scenario,
+    policy: str,
+    *,
+    models: ModelSource = first_models,
+    seed: int = 0,
+    settings: Settings | None = None,
+    rates: Truth | None = None,
+) -> Result:
     """Simulate the policy of that name.
 
     Args:
@@ -104,14 +113,16 @@ def simulate(scenario: Scenario, policy: str, models: ModelSource = first_models
         policy: One of ``policy_names``.
         models: What the shipped core predicts with.
         seed: Of the measurement noise that the shipped core sees.
+        settings: Of the shipped core.
+        rates: The throughputs that the policy ``gavel`` is told; None = all GPU types run alike, sharing is free.
 
     Raises:
         ValueError: No policy has that name.
         SimulationError: See ``baseline``.
     """
     if policy == CORE:
-        return shipped_core(scenario, models=models, sensing=Sensing(seed=seed))
+        return shipped_core(scenario, settings=settings, models=models, sensing=Sensing(seed=seed))
     make = POLICIES.get(policy)
     if make is None:
         raise ValueError(f"policy: {policy!r} is not accepted; give one of {', '.join(policy_names())}")
-    return baseline(scenario, make())
+    return baseline(scenario, Gavel(rates) if policy == Gavel.name else make())

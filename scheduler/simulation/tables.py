@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import gzip
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from cotenant.scheduler.simulation.errors import TraceError
 from cotenant.scheduler.simulation.published import muri_key, workload_key
-from cotenant.scheduler.simulation.rows import open_text, read_table
-from cotenant.scheduler.simulation.truth import PairTable
-from cotenant.scheduler.simulation.workload import Trace, TraceJob, trace_of
+from cotenant.scheduler.simulation.rows import LONGEST_S, open_text, read_table
+from cotenant.scheduler.simulation.truth import PairTable, Truth
+from cotenant.scheduler.simulation.workload import Cluster, Trace, TraceJob
+
+_Rate = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+_Throughputs = dict[str, dict[str, dict[str, _Rate | tuple[_Rate, _Rate]]]]
+_ADAPTER: TypeAdapter[_Throughputs] = TypeAdapter(_Throughputs)
 
 
 def load_pairs(path: Path, column: str = "n") -> dict[tuple[str, str], float]:
@@ -75,28 +82,27 @@ class GavelTruth:
     """
 
     def __init__(self, path: Path, reference: str = "v100") -> None:
-        with open_text(path) as lines:
-            document = json.load(lines)
-        self.reference = reference
+        self.path, self.reference = path, reference
         self.rates: dict[tuple[str, str], float] = {}
         self.pairs: dict[str, dict[tuple[str, str], float]] = {}
-        for gpu_type, table in document.items():
+        for gpu_type, table in _throughputs(path).items():
             pairs = self.pairs[gpu_type] = {}
             for name, row in table.items():
-                one = _gavel_key(name)
-                alone = float(row["null"])
+                one, alone = _gavel_key(path, name), row.get("null")
+                if not isinstance(alone, float):
+                    raise TraceError(path, f"{gpu_type} {name}", "null", alone, "the steps per second alone")
                 self.rates[one, gpu_type] = alone
                 for other, both in row.items():
-                    if other != "null" and alone > 0.0:
-                        pairs[one, _gavel_key(other)] = min(1.0, float(both[0]) / alone)
+                    if isinstance(both, tuple) and alone > 0.0:
+                        pairs[one, _gavel_key(path, other)] = min(1.0, both[0] / alone)
         self._tables = {gpu_type: PairTable(pairs) for gpu_type, pairs in self.pairs.items()}
         if reference not in self._tables:
             raise TraceError(path, None, "reference", reference, f"one of {', '.join(self._tables)}")
 
     def alone(self, workload: str, gpu_type: str, gpus: int) -> float:
-        """See ``Truth.alone``."""
-        base = self.rates[workload, self.reference]
-        return self.rates[workload, gpu_type] / base if base > 0.0 else 0.0
+        """See ``Truth.alone``; 0 where the workload does not run on such GPUs."""
+        base = self.rates.get((workload, self.reference), 0.0)
+        return self.rates.get((workload, gpu_type), 0.0) / base if base > 0.0 else 0.0
 
     def together(self, workloads: tuple[str, ...], gpu_type: str) -> tuple[float, ...]:
         """See ``Truth.together``."""
@@ -112,17 +118,63 @@ class GavelTruth:
         return {gpu_type: math.exp(fmean(found)) for gpu_type, found in logs.items() if found}
 
     def in_seconds(self, trace: Trace) -> Trace:
-        """Return a Gavel trace with its numbers of steps turned into seconds on the reference type."""
+        """Return a Gavel trace with its numbers of steps turned into seconds on the reference type.
 
-        def timed(job: TraceJob) -> TraceJob:
-            return replace(job, duration_s=job.duration_s / self.rates[job.workload, self.reference])
+        Raises:
+            TraceError: The table does not have a job, or not on the reference type, or a job takes too long.
+        """
+        return replace(trace, jobs=tuple(self._timed(job) for job in trace.jobs), counts="seconds")
 
-        return trace_of(trace.name, (timed(job) for job in trace.jobs))
+    def _timed(self, job: TraceJob) -> TraceJob:
+        rate = self.rates.get((job.workload, self.reference), 0.0)
+        what = f"{job.workload} on {self.reference}"
+        if not rate > 0.0:
+            raise TraceError(self.path, what, "steps per second", rate, f"a rate above 0: job {job.job_id} needs it")
+        seconds = job.duration_s / rate
+        if seconds > LONGEST_S:
+            words = f"at most {LONGEST_S * rate:g}: at {rate:g} a second they take {LONGEST_S:g} s"
+            raise TraceError(self.path, what, f"steps of job {job.job_id}", job.duration_s, words)
+        return replace(job, duration_s=seconds)
 
 
-def _gavel_key(name: str) -> str:
+def keep_off(trace: Trace, cluster: Cluster, truth: Truth) -> tuple[Trace, Cluster]:
+    """Return both with such memory that no job fits GPUs of a type on which it does not run.
+
+    A truth says on which types a job does not run, not what memory it uses: types on which some job does not run have a
+    quarter of their memory, and every such job uses a byte more than that.
+    """
+
+    def stays_off(job: TraceJob) -> bool:
+        return any(truth.alone(job.workload, each, job.gpus) <= 0.0 for each in types)
+
+    types = {node.gpu_type for node in cluster.nodes}
+    small = {each for each in types for job in trace.jobs if truth.alone(job.workload, each, job.gpus) <= 0.0}
+    if not small:
+        return trace, cluster
+    quarter = max(node.memory_bytes for node in cluster.nodes if node.gpu_type in small) // 4
+    jobs = tuple(replace(job, memory_bytes=quarter + 1) if stays_off(job) else job for job in trace.jobs)
+    nodes = (replace(node, memory_bytes=quarter) if node.gpu_type in small else node for node in cluster.nodes)
+    return replace(trace, jobs=jobs), Cluster(tuple(nodes))
+
+
+def _throughputs(path: Path) -> _Throughputs:
+    try:
+        with open_text(path) as lines:
+            return _ADAPTER.validate_json(lines.read())
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+        raise TraceError(path, None, "file", path.name, f"JSON, plain or compressed with gzip ({error})") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = " ".join(str(part) for part in first["loc"][:3]) or None
+        form = "steps per second by GPU type and job: alone (null), and of both beside each other job"
+        raise TraceError(path, place, "throughputs", first["msg"], form) from error
+
+
+def _gavel_key(path: Path, name: str) -> str:
     """Turn ``('ResNet-18 (batch size 128)', 4)`` into the workload of the trace."""
     words, _, gpus = name.strip("()").rpartition(",")
+    if not gpus.strip().isdigit():
+        raise TraceError(path, None, "job", name, "a job type with its number of GPUs: ('LM (batch size 5)', 1)")
     return workload_key(words.strip().strip("'\""), f"x{int(gpus)}")
 
 

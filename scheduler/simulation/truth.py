@@ -24,11 +24,17 @@ class Truth(Protocol):
 
 @dataclass(slots=True)
 class NoInterference:
-    """Every job is as fast as alone, whatever runs beside it: the truth where nothing was measured."""
+    """Every job is as fast as alone, whatever runs beside it: the truth where nothing was measured.
+
+    Attributes:
+        speeds: Speed of a GPU type relative to the reference type; 1.0 where not given.
+    """
+
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
     def alone(self, workload: str, gpu_type: str, gpus: int) -> float:
         """See ``Truth.alone``."""
-        return 1.0
+        return self.speeds.get(gpu_type, 1.0)
 
     def together(self, workloads: tuple[str, ...], gpu_type: str) -> tuple[float, ...]:
         """See ``Truth.together``."""
@@ -48,7 +54,8 @@ class PairTable:
     Attributes:
         pairs: n of the first of two workloads beside the second, both orders.
         util: Utilisation of each workload alone, for the bound; a workload not in it is not bounded.
-        solo: Speed alone by (workload, GPU type), relative to the reference type; 1.0 where not given.
+        solo: Speed alone by (workload, GPU type), relative to the reference type.
+        speeds: The same by GPU type, for workloads that ``solo`` does not have; 1.0 where neither says it.
         default: n of a pair that is not in ``pairs``; None = such a pair is an error.
     """
 
@@ -56,11 +63,12 @@ class PairTable:
     util: Mapping[str, float] = field(default_factory=dict)
     solo: Mapping[tuple[str, str], float] = field(default_factory=dict)
     default: float | None = None
+    speeds: Mapping[str, float] = field(default_factory=dict)
     _known: dict[tuple[str, ...], tuple[float, ...]] = field(default_factory=dict)
 
     def alone(self, workload: str, gpu_type: str, gpus: int) -> float:
         """See ``Truth.alone``."""
-        return self.solo.get((workload, gpu_type), 1.0)
+        return self.solo.get((workload, gpu_type), self.speeds.get(gpu_type, 1.0))
 
     def together(self, workloads: tuple[str, ...], gpu_type: str) -> tuple[float, ...]:
         """See ``Truth.together``.

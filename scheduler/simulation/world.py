@@ -160,6 +160,8 @@ class World:
     def __init__(
         self, trace: Trace, cluster: Cluster, truth: Truth, costs: Costs | None = None, faults: Faults | None = None
     ) -> None:
+        if trace.counts != "seconds":
+            raise SimulationError(f"trace {trace.name}: its jobs count in {trace.counts}; turn them into seconds first")
         self.trace, self.cluster, self.truth = trace, cluster, truth
         self.costs, self.faults = costs or Costs(), faults or Faults()
         self.now = 0.0
@@ -382,7 +384,10 @@ class World:
             present = self.residents[gpu]
             speed = truth.alone(key, self.gpu_type[gpu], run.job.gpus)
             if len(present) > 1:
-                together = truth.together(tuple(other.job.workload for other in present), self.gpu_type[gpu])
+                try:
+                    together = truth.together(tuple(other.job.workload for other in present), self.gpu_type[gpu])
+                except KeyError as error:
+                    raise SimulationError(_unknown(present, str(error.args[0]))) from error
                 speed *= together[present.index(run)]
             slowest = min(slowest, speed)
         return slowest
@@ -440,3 +445,12 @@ class World:
         line.running.append(len(self.running))
         line.waiting.append(self.waiting_count)
         line.up.append(len(self.node_of) - sum(len(self.node_gpus[number]) for number in self.down))
+
+
+def _unknown(present: Sequence[Run], why: str) -> str:
+    """Say which jobs share a GPU and cannot be found in the table of pairs."""
+    names = " beside ".join(f"job {run.job.job_id}" for run in present)
+    nameless = next((run.job.job_id for run in present if not run.job.workload), None)
+    if nameless is None:
+        return f"{names}: {why}; give a table that has it, or a policy that does not share"
+    return f"{names}: no pair with job {nameless} can be known, it has no workload; give that field in the trace"

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cotenant import _render
-from cotenant._options import writable_folder
+from cotenant._options import ConfigFile, settings_of, writable_folder
 from cotenant.scheduler.errors import CotenantError, NotAccepted
 
 if TYPE_CHECKING:
     from cotenant.scheduler.core.models import ModelSource
     from cotenant.scheduler.simulation.results import Result
     from cotenant.scheduler.simulation.simulate import Scenario
+    from cotenant.scheduler.simulation.truth import Truth
     from cotenant.scheduler.simulation.workload import Cluster, Trace
 
 GIB = 1 << 30
 REPORT_HTML = "report.html"
 _DAY_S = 86_400.0
-_MOST = 1e6  # hours or days between two faults
+_MOST = 1e6  # hours or days between two faults, GiB
 
 
 def simulate(
@@ -47,6 +49,15 @@ def simulate(
         Path | None, typer.Option("--pairs", metavar="CSV", help="Measured pairs: the truth; default: no slowdown.")
     ] = None,
     pairs_column: Annotated[str, typer.Option("--pairs-column", help="Column of --pairs that is true.")] = "n",
+    throughputs: Annotated[
+        Path | None,
+        typer.Option("--throughputs", metavar="JSON", help="Gavel's measured throughputs; its traces need them."),
+    ] = None,
+    speeds: Annotated[
+        str | None,
+        typer.Option("--speeds", metavar="TYPE=X,…", help="Speeds of the GPU types; default: all run alike."),
+    ] = None,
+    config: ConfigFile = None,
     known_column: Annotated[
         str | None, typer.Option("--known-column", help="Column of --pairs that 'cotenant' is told; default: none.")
     ] = None,
@@ -75,18 +86,11 @@ def simulate(
     for name in names:
         if name not in policy_names():
             raise NotAccepted("policy", name, f"some of {', '.join(policy_names())}, with commas between")
-    for option, number, most in (
-        ("gpu-memory", gpu_memory, 1e6),
-        ("restart-cost", restart_cost, LONGEST_S),
-        ("job-mtbf", job_mtbf, _MOST),
-        ("node-mtbf", node_mtbf, _MOST),
-    ):
-        if number is not None and number > most:
-            raise NotAccepted(option, number, f"a number of at most {most:g}")
-    jobs = _trace(trace, form, limit)
-    writable_folder(out)
+    _limited({"gpu-memory": (gpu_memory, _MOST), "restart-cost": (restart_cost, LONGEST_S)})
+    _limited({"job-mtbf": (job_mtbf, _MOST), "node-mtbf": (node_mtbf, _MOST)})
+    settings = settings_of(config)
     scenario = Scenario(
-        jobs,
+        _trace(trace, form, limit),
         _cluster(gpus, gpus_per_host, gpu_memory),
         costs=Costs(restart_cost, restart_cost),
         faults=Faults(
@@ -95,17 +99,23 @@ def simulate(
             seed=seed,
         ),
     )
-    for remark in scenario.remarks:
+    writable_folder(out)
+    known = _known(scenario, _Sources(pairs, pairs_column, known_column, throughputs, speeds))
+    for remark in known.scenario.remarks:
         _render.note(remark)
-    scenario, models = _with_pairs(scenario, pairs, pairs_column, known_column)
+    if known.speeds and not settings.placement.speeds:
+        placement = settings.placement.model_copy(update={"speeds": known.speeds})
+        settings = settings.model_copy(update={"placement": placement})
     results: list[Result] = []
     try:
         for name in names:
-            results.append(run(scenario, name, models, seed))
+            results.append(
+                run(known.scenario, name, models=known.models, seed=seed, settings=settings, rates=known.rates)
+            )
             if not as_json:
                 typer.echo(_line(results[-1]))
-    except (SimulationError, KeyError) as error:
-        raise CotenantError(str(error.args[0])) from error
+    except SimulationError as error:
+        raise CotenantError(str(error)) from error
     try:
         for result in results:
             result.write(out / result.policy)
@@ -148,29 +158,121 @@ def _cluster(gpus: str, per_host: int, memory_gib: float) -> Cluster:
     return mixed_cluster(counts, per_host, memory)
 
 
-def _with_pairs(scenario: Scenario, pairs: Path | None, true: str, known: str | None) -> tuple[Scenario, ModelSource]:
-    """Return the scenario with its truth, and what the shipped core predicts with."""
-    from cotenant.scheduler.core.models import first_models, only  # noqa: PLC0415
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """The options that say how fast jobs run."""
+
+    pairs: Path | None
+    true: str
+    told: str | None
+    throughputs: Path | None
+    speeds: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of how fast jobs run, and by whom.
+
+    Attributes:
+        scenario: With its truth.
+        models: What the shipped core predicts with.
+        speeds: Of the GPU types, which the shipped core is told where the settings say nothing.
+        rates: What the policy ``gavel`` is told.
+    """
+
+    scenario: Scenario
+    models: ModelSource
+    speeds: Mapping[str, float]
+    rates: Truth
+
+
+def _known(scenario: Scenario, sources: _Sources) -> _Known:
+    from cotenant.scheduler.core.models import first_models  # noqa: PLC0415
     from cotenant.scheduler.simulation.errors import TraceError  # noqa: PLC0415
+    from cotenant.scheduler.simulation.truth import NoInterference  # noqa: PLC0415
+
+    if sources.told is not None and sources.pairs is None:
+        raise NotAccepted("known-column", sources.told, "a column of --pairs, which is missing")
+    try:
+        if sources.throughputs is not None:
+            return _with_throughputs(scenario, sources, sources.throughputs)
+        if scenario.trace.counts == "steps":
+            words = f"Gavel's simulation_throughputs.json: the jobs of {scenario.trace.name} count in steps"
+            raise NotAccepted("throughputs", None, words)
+        speeds = {} if sources.speeds is None else _speeds(sources.speeds, scenario.cluster)
+        alike = NoInterference(speeds)
+        if sources.pairs is None:
+            return _Known(replace(scenario, truth=alike), first_models, speeds, alike)
+        truth, models = _pairs(scenario.trace, sources, sources.pairs, speeds)
+    except TraceError as error:
+        raise CotenantError(str(error)) from error
+    return _Known(replace(scenario, truth=truth), models, speeds, alike)
+
+
+def _pairs(trace: Trace, sources: _Sources, path: Path, speeds: Mapping[str, float]) -> tuple[Truth, ModelSource]:
+    """Return what pairs really do, and what the shipped core predicts with."""
+    from cotenant.scheduler.core.models import first_models, only  # noqa: PLC0415
     from cotenant.scheduler.simulation.predictors import TablePredictor  # noqa: PLC0415
     from cotenant.scheduler.simulation.tables import load_pairs, utilisations  # noqa: PLC0415
     from cotenant.scheduler.simulation.truth import PairTable  # noqa: PLC0415
 
-    if pairs is None:
-        if known is not None:
-            raise NotAccepted("known-column", known, "a column of --pairs, which is missing")
-        return scenario, first_models
-    utils = utilisations(scenario.trace)
+    utils = utilisations(trace)
     try:
-        truth = PairTable(load_pairs(pairs, true), utils)
-        if known is None:
-            return replace(scenario, truth=truth), first_models
-        table = PairTable(load_pairs(pairs, known), utils)
-    except TraceError as error:
-        raise CotenantError(str(error)) from error
+        truth = PairTable(load_pairs(path, sources.true), utils, speeds=speeds)
+        if sources.told is None:
+            return truth, first_models
+        return truth, only(TablePredictor(PairTable(load_pairs(path, sources.told), utils)))
     except OSError as error:
-        raise CotenantError(f"pairs: {pairs} cannot be read: {error.strerror}") from error
-    return replace(scenario, truth=truth), only(TablePredictor(table))
+        raise CotenantError(f"pairs: {path} cannot be read: {error.strerror}") from error
+
+
+def _with_throughputs(scenario: Scenario, sources: _Sources, path: Path) -> _Known:
+    """Steps per second alone and in pairs, by GPU type: they say it all, and policy ``gavel`` is told them."""
+    from cotenant.scheduler.core.models import first_models  # noqa: PLC0415
+    from cotenant.scheduler.simulation.tables import GavelTruth, keep_off  # noqa: PLC0415
+
+    for option, value in (("pairs", sources.pairs), ("speeds", sources.speeds)):
+        if value is not None:
+            raise NotAccepted(option, str(value), "nothing beside --throughputs, which says it")
+    if scenario.trace.counts != "steps":
+        raise NotAccepted("throughputs", str(path), f"nothing: the jobs of {scenario.trace.name} count in seconds")
+    try:
+        truth = GavelTruth(path)
+    except OSError as error:
+        raise CotenantError(f"throughputs: {path} cannot be read: {error.strerror}") from error
+    types = list(dict.fromkeys(node.gpu_type for node in scenario.cluster.nodes))
+    for gpu_type in types:
+        if gpu_type not in truth.pairs:
+            words = f"types that {path.name} has, such as v100:8,k80:24: {', '.join(truth.pairs)}"
+            raise NotAccepted("gpus", gpu_type, words)
+    trace, cluster = keep_off(truth.in_seconds(scenario.trace), scenario.cluster, truth)
+    usual = truth.usual_speeds()
+    whole = replace(scenario, trace=trace, cluster=cluster, truth=truth)
+    return _Known(whole, first_models, {gpu_type: usual[gpu_type] for gpu_type in types}, truth)
+
+
+def _speeds(text: str, cluster: Cluster) -> dict[str, float]:
+    """Read speeds of GPU types, of each type of the cluster one."""
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
+
+    from cotenant.configs.settings import Speed  # noqa: PLC0415
+
+    types = list(dict.fromkeys(node.gpu_type for node in cluster.nodes))
+    given = [part.strip().partition("=") for part in text.split(",")]
+    wanted = f"a speed from 0.000001 to 1000000 for each of {', '.join(types)}, such as {types[0]}=1"
+    if sorted(name for name, _, _ in given) != sorted(types):
+        raise NotAccepted("speeds", text, wanted)
+    try:
+        return {name: TypeAdapter(Speed).validate_python(float(number)) for name, _, number in given}
+    except (ValueError, ValidationError) as error:
+        raise NotAccepted("speeds", text, wanted) from error
+
+
+def _limited(options: Mapping[str, tuple[float | None, float]]) -> None:
+    """Refuse numbers above their limit, by name of the option."""
+    for name, (number, most) in options.items():
+        if number is not None and number > most:
+            raise NotAccepted(name, number, f"a number of at most {most:g}")
 
 
 def _line(result: Result) -> str:

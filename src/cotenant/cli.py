@@ -25,7 +25,7 @@ from cotenant._characterise import characterise
 from cotenant._evaluate import evaluate
 from cotenant._hint_options import with_hint_options
 from cotenant._models import models
-from cotenant._options import Address, AsJson, JobArgument
+from cotenant._options import Address, AsJson, ConfigFile, JobArgument, settings_of
 from cotenant._simulate import simulate
 from cotenant._train_coldstart import train
 from cotenant._tune import tune
@@ -301,7 +301,7 @@ def hosts(address: Address = None, as_json: AsJson = False) -> None:
 @app.command()
 def up(
     local: Annotated[bool, typer.Option("--local", help="Start a Ray head on this machine first.")] = False,
-    config: Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")] = None,
+    config: ConfigFile = None,
     devices: Annotated[int | None, typer.Option("--devices", min=1, help="GPUs per host (device.count).")] = None,
     address: Address = None,
     as_json: AsJson = False,
@@ -309,12 +309,7 @@ def up(
     """Start cotenant on a Ray cluster. Where it runs already, nothing changes."""
     if local and address is not None:
         raise CotenantError("address: give either --local or --address, not both")
-    from cotenant.configs.loader import SettingsError, load  # noqa: PLC0415 - imports pydantic
-
-    try:
-        settings = load(config, os.environ)
-    except SettingsError as error:
-        raise CotenantError(str(error)) from error
+    settings = settings_of(config)
     if devices is not None:
         settings = settings.model_copy(update={"device": settings.device.model_copy(update={"count": devices})})
     from cotenant.scheduler.names import prepare_ray_environment  # noqa: PLC0415
