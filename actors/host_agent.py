@@ -38,6 +38,7 @@ from cotenant.actors.uplink import Uplink
 from cotenant.actors.vacating import Vacating
 from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
+from cotenant.forecasting.types import DemandProfile
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.events import Event, JobExited, JobHeldBack, JobStarted, MemoryOverrun, StartFailed
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Wish
@@ -233,7 +234,7 @@ class HostAgent:
                 env=env,
                 shares=command.shares,
                 fingerprint=spec.fingerprint,
-                descriptors=_descriptors(spec.hints),
+                descriptors=_descriptors(spec.hints, command.planned),
                 operator_mix=spec.hints.operator_mix,
                 isolation=spec.hints.isolation,
                 grace_s=grace_s(spec.hints, self.settings),
@@ -364,6 +365,7 @@ class HostAgent:
             gpu_types={gpu.gpu_id: gpu.gpu_type for gpu in self._gpus},
             families={job_id: said for job_id, launched in held.items() if (said := launched.descriptors.family)},
             foreseen={key: said for key, said in self._profiler.foreseen().items() if key[0] in held},
+            planned={job_id: plan for job_id, launched in held.items() if (plan := launched.descriptors.planned)},
         )
         try:
             ray.get_actor(PRM, NAMESPACE).observe.remote(batch)
@@ -442,5 +444,5 @@ class HostAgent:
         return (*held.values(), *waiting)
 
 
-def _descriptors(hints: Hints) -> Descriptors:
-    return Descriptors(hints.batch_size, hints.framework, hints.model_family or hints.model)
+def _descriptors(hints: Hints, planned: DemandProfile | None) -> Descriptors:
+    return Descriptors(hints.batch_size, hints.framework, hints.model_family or hints.model, planned)

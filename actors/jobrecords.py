@@ -15,6 +15,7 @@ from cotenant.actors import jobfiles, runner
 from cotenant.actors.enforcement.base import DETACH_S, EnforcementBackend
 from cotenant.actors.reports import NO_HINTS, Descriptors
 from cotenant.actors.shim.bootstrap import OUT_OF_MEMORY
+from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.types import Share
 
 START_TIMEOUT_S = 10.0
@@ -231,6 +232,7 @@ def load(job_dir: Path, backend: EnforcementBackend) -> JobRecord:
     epoch, revision = backend.in_force(job_dir)
     shares = tuple(backend.shares(job_dir, launch["gpu_ids"]))
     supervisor = jobfiles.read_supervisor(job_dir)
+    planned = DemandProfile(**kept) if (kept := launch.get("planned")) else None
     launched = Launched(
         job_id=launch["job_id"],
         epoch=epoch,
@@ -239,7 +241,7 @@ def load(job_dir: Path, backend: EnforcementBackend) -> JobRecord:
         kind=launch["kind"],
         fingerprint=launch["fingerprint"],
         shares=shares,
-        descriptors=Descriptors(launch.get("batch_size"), launch.get("framework"), launch.get("family")),
+        descriptors=Descriptors(launch.get("batch_size"), launch.get("framework"), launch.get("family"), planned),
     )
     if launch["kind"] not in ("command", "lease") or (launched.job_id, epoch) != jobfiles.key_of(job_dir):
         raise ValueError(f"launch.json is of a {launch['kind']} {launched.job_id}, share of epoch {epoch}")

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -155,6 +155,7 @@ class Launcher:
         if descriptors is not None:
             launch |= {"batch_size": descriptors.batch_size, "framework": descriptors.framework}
             launch["family"] = descriptors.family
+            launch["planned"] = asdict(descriptors.planned) if descriptors.planned else None
         if operator_mix is not None:
             launch["operator_mix"] = operator_mix
         key = job_id, epoch

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from cotenant.actors import runner
 from cotenant.actors.shim.bootstrap import OPERATOR_MIX
@@ -69,6 +69,7 @@ class Launch(TypedDict):
     batch_size: NotRequired[int | None]
     framework: NotRequired[str | None]
     family: NotRequired[str | None]
+    planned: NotRequired[dict[str, Any] | None]
     operator_mix: NotRequired[bool]
     token: NotRequired[str]
 

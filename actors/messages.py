@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cotenant.actors.devices.base import DeviceSample
-from cotenant.forecasting.types import Signature
+from cotenant.forecasting.types import DemandProfile, Signature
 from cotenant.forecasting.versions import restorable
 from cotenant.scheduler.core.events import Event
 from cotenant.scheduler.core.model import Host
@@ -49,6 +49,7 @@ class WindowBatch:
         gpu_types: Type of every GPU of the host.
         families: Model family of those jobs that name one.
         foreseen: What the host's samples let foresee, by job and GPU; absent where too little is known (``Likeness``).
+        planned: What those jobs were placed with: their hints, cold-start class or earlier runs.
     """
 
     host_id: str
@@ -59,3 +60,4 @@ class WindowBatch:
     gpu_types: dict[str, str] = field(default_factory=dict)
     families: dict[str, str] = field(default_factory=dict)
     foreseen: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
+    planned: dict[str, DemandProfile] = field(default_factory=dict)

@@ -163,11 +163,14 @@ class Prm:
         return {gpu_id: readings[-1] for gpu_id, readings in self._devices.items()}
 
     def _prime(self, batch: WindowBatch, signatures: Sequence[Signature]) -> None:
-        """Tell the forecaster what earlier runs of a program showed, before its first window."""
+        """Tell the forecaster what earlier runs showed, else what a job was placed with, before its first window."""
         for signature in signatures:
             if signature.job_id not in self._jobs_on_host.get(batch.host_id, set()):
                 program = on_type(batch.fingerprints[signature.job_id], batch.gpu_types.get(signature.gpu_id, ""))
-                self._forecaster.prime(signature.job_id, self._book.profile(None, program))
+                known = self._book.profile(None, program)
+                if known.source != "history":
+                    known = batch.planned.get(signature.job_id, known)
+                self._forecaster.prime(signature.job_id, known)
 
     def _learn(self, batch: WindowBatch, signatures: Sequence[Signature]) -> _Look:
         """Keep what one host's windows tell of its jobs, alone and beside each other."""

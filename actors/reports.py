@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cotenant.forecasting.types import OperatorMix
+from cotenant.forecasting.types import DemandProfile, OperatorMix
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,12 @@ class RecentSteps:
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """What a job says of itself in its hints; None = it does not."""
+    """What a job says of itself in its hints, None = it does not; and what it was placed with."""
 
     batch_size: int | None = None
     framework: str | None = None
     family: str | None = None  # the model's; its architecture where that is all it says
+    planned: DemandProfile | None = None
 
 
 NO_HINTS = Descriptors()

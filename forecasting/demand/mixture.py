@@ -21,6 +21,7 @@ PEAK_GROWTH_MEMORY = 0.9  # … as it did lately, per window
 MEMORY_ROOM = 2.0  # the unit of a job's memory is this times its first reading; beyond it the job starts afresh
 LEAST_UNIT = float(64 << 20)
 MEMORY_RESOLUTION = float(2 << 20)  # what drivers map memory in
+LOADING_WINDOWS = 30  # so long a job may be about to load all the memory it was said to need
 MEMORY_GATE_PRIOR = 10.0  # memory moves in small parts of what is held
 STILL_AFTER = 130  # windows without a change: more than the largest lag, so that the whole known past is the same
 STILL_WITHIN = 0.0005  # in units of the series
@@ -235,7 +236,10 @@ class MixtureForecaster:
         utils = self._util.quantiles(slots).astype(np.float64)
         memories = self._memory.quantiles(slots) * self._unit[slots, None, None]
         # The far scales tick seldom, and a still series in turn: what is held may stay, whatever was foreseen last.
-        np.maximum(memories[:, :, _ABOVE:], self._held[slots, None, None], out=memories[:, :, _ABOVE:])
+        least = self._held[slots]
+        for i in np.flatnonzero(self._windows[slots] <= LOADING_WINDOWS).tolist():
+            least[i] = max(least[i], self._least_peak(int(slots[i])))
+        np.maximum(memories[:, :, _ABOVE:], least[:, None, None], out=memories[:, :, _ABOVE:])
         forecasts: dict[str, Forecast] = {}
         start = 0
         for job_id, own in found:
@@ -315,6 +319,10 @@ class MixtureForecaster:
             if profile.memory_bytes:
                 self._set_unit(slot, max(LEAST_UNIT, MEMORY_ROOM * profile.memory_bytes))
 
+    def _least_peak(self, slot: int) -> float:
+        profile = self._primed.get(self._streams.job_of(slot))
+        return float(profile.memory_bytes or 0) if profile is not None else 0.0
+
     def _set_unit(self, slot: int, unit: float) -> None:
         self._unit[slot] = unit
         self._memory.measure(slot, unit)
@@ -323,8 +331,11 @@ class MixtureForecaster:
         profile = self._primed.get(self._streams.job_of(slot))
         if profile is None:
             self._util.clear(slot)
-        else:
-            self._util.clear(slot, profile.util_mean, max(0.1, 1.25 * (profile.util_p95 - profile.util_mean)))
+            return
+        # What was said of a job and never measured tells where to look; not how far it is off.
+        measured = profile.source == "history"
+        span = max(0.1, 1.25 * (profile.util_p95 - profile.util_mean)) if measured else None
+        self._util.clear(slot, profile.util_mean, span)
 
     def _complete(self, job_id: str) -> list[int]:
         return [slot for slot in self._streams.of_job.get(job_id, ()) if self._seen[slot].all()]
@@ -338,6 +349,7 @@ class MixtureForecaster:
             + PEAK_GROWTH * self._growth[slot]
             for slot in own
         ]
+        peaks += [self._least_peak(slot) for slot in own]
         return Forecast(
             job_id=job_id,
             util=_by_horizon(util[0].tolist()),

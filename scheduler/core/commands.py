@@ -8,13 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.model import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
 class StartJob:
-    """Start the job's part on this host with these shares (a lease job: prepare the shares)."""
+    """Start the job's part on this host with these shares (a lease job: prepare the shares).
+
+    ``planned`` is what it was placed with: its hints and cold-start class, or earlier runs.
+    """
 
     host_id: str
     spec: JobSpec
@@ -22,6 +26,7 @@ class StartJob:
     revision: int
     shares: tuple[Share, ...]
     reason: str
+    planned: DemandProfile | None = None
     kind: Literal["start"] = "start"
 
     @property

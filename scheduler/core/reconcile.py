@@ -90,7 +90,8 @@ def _absent(state: State, host_id: str, job: Job, now: float) -> Answer:
     if lease is not None and host_id not in job.started_hosts:
         if job.state is JobState.STARTING and now - lease.granted_at < limits.start_timeout_s:
             shares = state.shares_on(job, host_id)
-            return StartJob(host_id, job.spec, job.epoch, lease.revision, shares, "the agent does not have it yet")
+            reason, planned = "the agent does not have it yet", state.profile_of(job)
+            return StartJob(host_id, job.spec, job.epoch, lease.revision, shares, reason, planned)
         if job.state is JobState.STOPPING and now - job.history[-1].at < limits.ttl_s:
             return stop_command(job, host_id, job.reason, state.settings)
     return JobMissing(job.spec.job_id, job.epoch, host_id)

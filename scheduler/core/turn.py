@@ -248,8 +248,10 @@ def _lesser(old: Sequence[Share], new: Sequence[Share]) -> tuple[Share, ...]:
 def start_commands(state: State, job: Job, reason: str) -> list[StartJob]:
     """Return the commands that start the job, one per host, with the shares it holds now."""
     revision = job.lease.revision if job.lease else 0
+    planned = state.profile_of(job)
     return [
-        StartJob(host_id, job.spec, job.epoch, revision, state.shares_on(job, host_id), reason) for host_id in job.hosts
+        StartJob(host_id, job.spec, job.epoch, revision, state.shares_on(job, host_id), reason, planned)
+        for host_id in job.hosts
     ]
 
 

@@ -13,6 +13,7 @@ from support import wait_until
 from cotenant.actors.launcher import Launcher
 from cotenant.actors.reports import Descriptors
 from cotenant.actors.shim.bootstrap import OPERATOR_MIX
+from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.types import Share
 
 # The program's own lines; the two about the shim spare the test the warm-up of five seconds.
@@ -102,7 +103,7 @@ def test_a_lease_gets_it_too(host: Host) -> None:
 
 
 def test_hints_about_the_job_outlive_the_host_agent(host: Host) -> None:
-    said = Descriptors(32, "torch")
+    said = Descriptors(32, "torch", planned=DemandProfile(0.5, 0.6, 1 << 30, source="hints"))
     assert host.python("import time; time.sleep(60)", descriptors=said).descriptors == said
     assert [launched.descriptors for launched in host.restart()] == [said]
 

@@ -54,6 +54,9 @@ def test_a_start_carries_a_lease_with_a_new_epoch_and_the_whole_compute_when_alo
     assert isinstance(start, StartJob)
     assert (start.epoch, start.host_id, start.shares[0].compute) == (1, "h1", 1.0)
     assert start.shares == driver.job("a").lease.shares  # type: ignore[union-attr]
+    assert start.planned == driver.core.state.profile_of(driver.job("a"))
+    assert start.planned is not None
+    assert start.planned.source == "hints"
 
 
 def test_a_neighbour_is_made_room_for_before_it_starts() -> None:

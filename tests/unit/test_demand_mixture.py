@@ -179,6 +179,38 @@ def test_no_upper_quantile_of_memory_is_below_what_is_held(stretches: list[tuple
             assert forecast.memory[horizon].p90 >= level * GIB
 
 
+def test_memory_that_was_said_to_be_needed_may_be_loaded_and_is_the_least_peak() -> None:
+    forecaster = MixtureForecaster()
+    forecaster.prime("job", profile(0.3, 7 * GIB, source="hints"))
+    for second in range(40):
+        forecaster.observe(window(second, 0.3, memory=min(2.0, 0.5 + second / 8) * GIB))
+        forecast = forecast_of(forecaster)
+        assert_sound(forecast)
+        assert all((each.p99 == 7 * GIB) == (second < 30) for each in forecast.memory.values())
+        assert forecast.peak_memory_bytes >= 7 * GIB
+
+
+def test_a_hint_of_the_utilisation_is_no_reason_to_be_sure() -> None:
+    forecaster = MixtureForecaster()
+    for source in ("hints", "class", "history"):
+        forecaster.prime(source, profile(0.8, p95=0.85, source=source))
+        forecaster.observe(window(0, 0.3, job_id=source))
+    assert forecast_of(forecaster, "hints").util[5].p95 > 0.7
+    assert forecast_of(forecaster, "class").util[5].p95 > 0.7
+    assert forecast_of(forecaster, "history").util[5].p95 < 0.5
+
+
+def test_the_peak_of_a_job_that_is_loading_is_yet_to_come() -> None:
+    forecaster = MixtureForecaster()
+    for second in range(6):
+        forecaster.observe(window(second, 0.3, memory=(1.0 + second) * GIB))
+    loading = forecast_of(forecaster).peak_memory_bytes
+    assert loading > 1.25 * 6 * GIB + 2 * GIB
+    for second in range(6, 60):
+        forecaster.observe(window(second, 0.3, memory=6.0 * GIB))
+    assert 6 * GIB < forecast_of(forecaster).peak_memory_bytes < 1.1 * 6 * GIB
+
+
 def test_what_is_known_beforehand_gives_a_forecast_and_narrows_the_first_intervals() -> None:
     forecaster = MixtureForecaster()
     forecaster.prime("job", profile(0.3, 2 * GIB, p95=0.4))

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from support import wait_until
 
 from cotenant.actors import host_agent
 from cotenant.actors.host_agent import HostAgent
+from cotenant.actors.messages import WindowBatch
 from cotenant.actors.processors import processors
 from cotenant.actors.shim.reportfile import ReportWriter
 from cotenant.configs.settings import DeviceSettings, Settings
+from cotenant.forecasting.types import DemandProfile
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.commands import StartJob, StopJob
 from cotenant.scheduler.core.events import JobHeldBack, JobStarted
@@ -75,6 +78,18 @@ def test_gpus_are_given_back_only_when_nothing_runs_and_claimed_again_when_wante
     assert agent.report(2, (), "").claim.startswith("given back")
     agent.hold_gpus(True)
     assert all(usable())
+
+
+def test_what_a_job_was_placed_with_goes_along_with_its_windows(agent):
+    batches: list[WindowBatch] = []
+    agent.scheduler.observe = SimpleNamespace(remote=batches.append)
+    planned = DemandProfile(0.5, 0.6, GIB, source="hints")
+    command = StartJob("h1", job_spec("hinted", *SLEEP), 1, 0, (Share(agent._gpus[0].gpu_id, GIB, 0.5),), "", planned)
+    assert agent.apply([command]) == []
+    agent._held = {launched.job_id: launched for launched in agent._launcher.running()}
+    agent._close_window()
+    assert [batch.planned for batch in batches] == [{"hinted": planned}]
+    agent.apply([StopJob("h1", "hinted", 1, 0.0, "the test is over")])
 
 
 def test_gpus_that_come_later_are_announced_and_used(agent, monkeypatch):

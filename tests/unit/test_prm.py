@@ -15,7 +15,7 @@ from ray.exceptions import ActorUnavailableError
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.prm_actor import Prm
 from cotenant.configs.settings import Settings
-from cotenant.forecasting.types import JobMeasurement, Signature
+from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
 from cotenant.scheduler.core.events import EvidenceGathered, MeasurementsReported
 
 START = 1_900_000_000.0
@@ -81,6 +81,22 @@ def test_every_window_leads_to_a_forecast_and_a_profile_that_knows_its_program(p
     assert last.profile.source == "history"
     assert 0.4 < last.forecast.util[5].p50 < 0.6 <= last.forecast.util[5].p95 + 0.2
     assert {each.horizon_s for each in prm.forecast_scores("a") or []} == {1, 5}
+
+
+def test_what_a_job_was_placed_with_reaches_its_forecast_until_its_program_is_known(
+    prm: Prm, scheduler: Recorder
+) -> None:
+    hinted = DemandProfile(0.8, 0.9, 8 << 30, source="hints")
+    prm.observe(replace(batch("h", window("told", 0)), planned={"told": hinted}))
+    prm.observe(batch("h2", window("not told", 0)))
+    told, unknown = (report.measurements[0].forecast for report in scheduler.reports)
+    assert told.peak_memory_bytes >= 8 << 30
+    assert told.memory[5].p99 >= 8 << 30 > 5e9 > unknown.memory[5].p99
+    for second in range(1, 15):
+        prm.observe(replace(batch("h", window("told", second)), planned={"told": hinted}))
+    again = replace(batch("h3", window("again", 20)), fingerprints={"again": "program told"})
+    prm.observe(replace(again, planned={"again": hinted}))
+    assert scheduler.reports[-1].measurements[0].forecast.memory[5].p99 < 5e9
 
 
 def test_jobs_that_share_become_evidence_for_the_scheduler(prm: Prm, scheduler: Recorder) -> None:
