@@ -422,6 +422,7 @@ class HostAgent:
                     g.memory_bytes,
                     self._claimed and g.gpu_id not in faults,
                     faults.get(g.gpu_id, ""),
+                    g.island,
                 )
                 for g in self._gpus
             ),

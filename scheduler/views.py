@@ -99,11 +99,13 @@ class GpuView(View):
     """A GPU with what it carries.
 
     ``held_for``: the job it is reserved for, so that others may not start there. ``note``: why nothing may.
+    ``island``: group of the host's GPUs that are linked by NVLink; "" = none, or not known.
     """
 
     gpu_id: str
     host_id: str
     gpu_type: str
+    island: str = ""
     index: int
     memory_bytes: int
     memory_reserved_bytes: int

@@ -28,6 +28,8 @@ class GpuInfo:
         visible_env: Environment variables that make a process see just this GPU.
         cores: CPU cores the device consists of (``cpu`` backend), else empty.
         physical_memory_bytes: Memory the hardware has, the yardstick for absurd readings; None = ``memory_bytes``.
+        island: Name of the group of this host's GPUs that are linked faster than the others; "" = there are none, or
+            nobody knows.
     """
 
     gpu_id: str
@@ -37,6 +39,7 @@ class GpuInfo:
     visible_env: Mapping[str, str]
     cores: tuple[int, ...] = ()
     physical_memory_bytes: int | None = None
+    island: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ def view_of(gpu: Gpu, host: Host, residents: tuple[Resident, ...]) -> GpuView:
         residents=residents,
         schedulable=host.reachable and gpu.healthy,
         note=note if gpu.healthy else gpu.fault or "the GPU is lost or not healthy",
+        island=gpu.island,
         host_cpus=host.cpus,
     )
 

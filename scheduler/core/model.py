@@ -446,6 +446,7 @@ class Gpu:
         memory_bytes: What jobs may use.
         healthy: Jobs may be placed on it.
         fault: Why nothing can run on it: its jobs are taken off it. Empty when it works.
+        island: Group of its host's GPUs that are linked to each other faster than to others; "" = none, or not known.
     """
 
     gpu_id: str
@@ -455,6 +456,7 @@ class Gpu:
     memory_bytes: int
     healthy: bool = True
     fault: str = ""
+    island: str = ""
 
 
 @restorable

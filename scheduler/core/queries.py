@@ -450,6 +450,7 @@ def _gpu_view(state: State, gpu: Gpu) -> GpuView:
         gpu_id=gpu.gpu_id,
         host_id=gpu.host_id,
         gpu_type=gpu.gpu_type,
+        island=gpu.island,
         index=gpu.index,
         memory_bytes=gpu.memory_bytes,
         memory_reserved_bytes=sum(resident.share.memory_bytes for resident in view.residents),

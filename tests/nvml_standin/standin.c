@@ -106,6 +106,14 @@ nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned *on) {
     return SUCCESS;
 }
 
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, unsigned what, unsigned *status) {
+    ENTER(device);
+    ENTER(other);
+    if (what != 2) return NOT_SUPPORTED; /* all but NVLink */
+    *status = GPU(device)->island && GPU(device)->island == GPU(other)->island ? 0 : 5;
+    return SUCCESS;
+}
+
 /* --- MIG ------------------------------------------------------------------------------------------------------ */
 
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending) {

@@ -58,6 +58,7 @@ static void read_gpu(struct gpu *gpu, char **words, int count) {
     gpu->recovery = value(words, count, "recovery") ? (int)whole(words, count, "recovery", 0) : -1;
     gpu->gpm = whole(words, count, "gpm", 1);
     gpu->mig = whole(words, count, "mig", 0);
+    gpu->island = whole(words, count, "island", 0);
     gpu->energy_rate = real(words, count, "energy_rate", gpu->power / 1000.0);
     gpu->tx_rate = real(words, count, "tx_rate", 0);
     gpu->rx_rate = real(words, count, "rx_rate", 0);

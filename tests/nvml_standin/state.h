@@ -17,7 +17,7 @@ struct process { unsigned pid, sm, mem; u64 memory, time_us; int compute, mps, s
 struct metric { unsigned id; double value; int rc; };
 struct instance { char uuid[TEXT], name[TEXT]; u64 total, used; int gpu_instance, compute_instance; };
 struct gpu {
-    int present, gpm, mig, process_count, metric_count;
+    int present, gpm, mig, island, process_count, metric_count; /* island 0: no NVLink */
     char uuid[TEXT], name[TEXT];
     u64 total, used, reserved, reasons, xid, ecc, remap_failed;
     unsigned util, memutil, power, limit, limit_min, limit_max, clock, temp, mode;

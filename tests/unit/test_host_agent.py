@@ -93,14 +93,14 @@ def test_what_a_job_was_placed_with_goes_along_with_its_windows(agent):
 
 
 def test_gpus_that_come_later_are_announced_and_used(agent, monkeypatch):
-    late = replace(agent._gpus[0], gpu_id="late", index=len(agent._gpus))
+    late = replace(agent._gpus[0], gpu_id="late", index=len(agent._gpus), island="nvlink-0")
     monkeypatch.setattr(
         agent._backend, "discover", lambda: (*agent._gpus, late) if len(agent._gpus) == 1 else agent._gpus
     )
     agent._gpus = agent._gpus[:1]
     agent._take_in_gpus()
     agent._take_in_gpus()
-    assert [gpu.gpu_id for gpu in agent.report(1, (), "").host.gpus][1:] == ["late"]
+    assert [(gpu.gpu_id, gpu.island) for gpu in agent.report(1, (), "").host.gpus][1:] == [("late", "nvlink-0")]
     job = job_spec("next", sys.executable, "-S", "-c", "")
     assert agent.apply([StartJob("h1", job, 1, 0, (Share("late", GIB, 0.5),), "")]) == []
     wait_until(lambda: any(ended.job_id == "next" for ended in agent._launcher.poll()), 10, "it has run there")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.devices.nvml.board import Part
 from cotenant.actors.devices.nvml.library import NOT_FOUND, Asker, Library, NvmlFailure
+from cotenant.actors.devices.nvml.links import islands, linked_to
 from cotenant.actors.devices.nvml.visible import Board as VisibleBoard
 from cotenant.actors.devices.nvml.visible import Instance, visible_devices
 from cotenant.actors.devices.nvml.watchdog import Watchdog
@@ -71,7 +72,7 @@ class Finder:
         self.silent, self.may_find_more = False, True
         self.library = library
         self.visible, self._count, self._memory_bytes = visible, count, memory_bytes
-        self._stuck: dict[int | None, Future[Any]] = {}  # calls that have not come back, by their GPU; None: counting
+        self._stuck: dict[str, Future[Any]] = {}  # calls that have not come back, by what they are about
 
     def find(self) -> tuple[list[FoundBoard], list[str]]:
         """Look at all of them.
@@ -84,7 +85,7 @@ class Finder:
             ValueError: A device has less memory than ``memory_bytes``.
         """
         try:
-            indices = range(self._ask(None, COUNT, self.library.call, COUNT))
+            indices = range(self._ask(COUNT, self.library.call, COUNT))
         except TimeoutError as error:
             self.silent = self.may_find_more = True
             return [], [f"no GPU can be used: {COUNT}: {error}"]
@@ -93,6 +94,7 @@ class Finder:
         self.silent = any(each.whole is None for each in candidates)
         self.may_find_more = self.silent or any(each.mig for each in candidates)
         notes = [each.note for each in candidates if each.note]
+        island = self._islands(candidates)
         found: list[FoundBoard] = []
         position = 0
         for index, devices in _chosen(candidates, self.visible, self._count).items():
@@ -101,7 +103,7 @@ class Finder:
             for device in devices:
                 info = _gpu_info(device, position, self._memory_bytes, notes)
                 if info is not None:
-                    gpus.append(info)
+                    gpus.append(replace(info, island=island.get(index, "")))
                     position += 1
             if gpus and candidate.whole is not None:
                 known = {gpu.gpu_id for gpu in gpus}
@@ -115,21 +117,35 @@ class Finder:
 
     def _look(self, index: int) -> _Candidate:
         try:
-            return _Candidate(*self._ask(index, f"GPU {index}", _describe, self.library, index))
+            return _Candidate(*self._ask(f"GPU {index}", _describe, self.library, index))
         except (NvmlFailure, TimeoutError) as error:
             return _Candidate(None, [], False, f"GPU {index} is left out: {error}")
 
-    def _ask(self, key: int | None, what: str, function: Callable[..., T], *args: Any) -> T:
-        """Call into the driver; while an earlier call with this key has not come back, no other is made.
+    def _islands(self, candidates: Sequence[_Candidate]) -> dict[int, str]:
+        """Return the group of linked GPUs that each GPU is in; nothing when one of them does not say."""
+        whole = [index for index, each in enumerate(candidates) if each.whole is not None and not each.mig]
+        linked: dict[int, set[int]] = {}
+        for at, index in enumerate(whole):
+            try:
+                found = self._ask(f"links of GPU {index}", linked_to, self.library, index, whole[:at])
+            except (NvmlFailure, TimeoutError):
+                return {}
+            if found is None:
+                return {}
+            linked[index] = found
+        return islands(linked)
+
+    def _ask(self, what: str, function: Callable[..., T], *args: Any) -> T:
+        """Call into the driver; while an earlier call about the same has not come back, no other is made.
 
         Raises:
             TimeoutError: It did not come back in time; the message says so.
         """
-        stuck = self._stuck.get(key)
+        stuck = self._stuck.get(what)
         if stuck is not None and not stuck.done():  # another thread would only get stuck as well
             raise TimeoutError("the driver still does not answer")
         watchdog = Watchdog(what)
-        self._stuck[key] = answer = watchdog.start(function, *args)
+        self._stuck[what] = answer = watchdog.start(function, *args)
         watchdog.close()
         try:
             return answer.result(TIMEOUT_S)
