@@ -70,6 +70,7 @@ _FIGURES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("makespan", lambda s: _seconds(s["makespan_s"])),
     ("GPU hours saved", lambda s: f"{100 * s['saving']:.1f} %"),
     ("GPUs occupied", lambda s: f"{100 * s['occupied']:.1f} %"),
+    ("their utilisation", lambda s: "not known" if s["utilisation"] is None else f"{100 * s['utilisation']:.1f} %"),
     ("Jain", lambda s: f"{s['jain']:.3f}"),
     ("treated unfairly", lambda s: f"{100 * s['finish_time_fairness']['unfair']:.1f} %"),
     ("suspensions", lambda s: f"{s['suspensions']:,}"),

@@ -117,17 +117,19 @@ def _times(ended: list[Run]) -> dict[str, Any]:
 
 
 def _devices(world: World, ended: list[Run]) -> dict[str, Any]:
-    """Occupied: a GPU with at least one job. Saving: occupied GPU time against the same work on whole GPUs."""
+    """Return the figures of the GPUs; see docs/simulation.md for what each is."""
     line = world.timeline
     at = np.array(line.at)
     gaps = np.diff(at, append=at[-1])
-    occupied, shared, up = (float(np.dot(gaps, np.array(x))) for x in (line.occupied, line.shared, line.up))
+    occupied, shared, busy, up = (
+        float(np.dot(gaps, np.array(x))) for x in (line.occupied, line.shared, line.busy, line.up)
+    )
     work = sum(run.job.gpus * run.job.duration_s for run in ended)
     return {
         "gpu_hours_occupied": occupied / 3600.0,
         "gpu_hours_shared": shared / 3600.0,
         "occupied": occupied / max(up, _LEAST),
-        "useful": work / max(up, _LEAST),
+        "utilisation": busy / max(up, _LEAST) if world.utils_known else None,
         "saving": 1.0 - occupied / max(work, _LEAST),
     }
 

@@ -133,11 +133,20 @@ class Stint:
 
 @dataclass(slots=True)
 class Timeline:
-    """Cluster state after every event: times, occupied GPUs, GPUs with several jobs, running and waiting jobs."""
+    """Cluster state after every event.
+
+    Attributes:
+        at: Times.
+        occupied, shared: GPUs with a job, and with several.
+        busy: Sum of the GPUs' utilisations, each at most 1.
+        running, waiting: Jobs.
+        up: GPUs of hosts that are not lost.
+    """
 
     at: list[float] = field(default_factory=list)
     occupied: list[int] = field(default_factory=list)
     shared: list[int] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
     up: list[int] = field(default_factory=list)
@@ -154,6 +163,8 @@ class World:
         node_gpus: GPUs of each node.
         down: Nodes that are lost.
         unfinished, coming: Numbers of jobs that have not ended, and that have not even arrived.
+        utils_known: Whether the trace says the utilisation of every job that can run.
+        busy: Sum of the GPUs' utilisations now, if so.
         unplaceable: Jobs that are larger than the whole cluster; they never arrive.
     """
 
@@ -183,6 +194,8 @@ class World:
         self.waiting_count = 0
         self.occupied = 0
         self.shared = 0
+        self.busy = 0.0
+        self._busy_of = [0.0] * len(self.node_of)
         self.stints: list[Stint] = []
         self.timeline = Timeline()
         self.steps = 0
@@ -192,6 +205,7 @@ class World:
         self.coming = 0
         self._large_enough: dict[int, int] = {}  # GPUs by the memory that they have at least
         self.unplaceable = [run for run in self.runs if not self._could_ever_run(run.job)]
+        self.utils_known = all(run.job.util is not None for run in self.runs if self._could_ever_run(run.job))
         for run in self.runs:
             if self._could_ever_run(run.job):
                 self._push(run.job.submit_s, "arrived", run)
@@ -370,12 +384,26 @@ class World:
     def _refresh(self, gpus: Iterable[int]) -> None:
         """Work out the speed of everybody on these GPUs anew."""
         affected = {run.index: run for gpu in gpus for run in self.residents[gpu]}
+        changed = set(gpus)
         for run in affected.values():
             speed = self._speed(run)
             if speed != run.speed:
                 self._settle(run)
                 run.speed = speed
                 self._schedule_end(run)
+                changed.update(run.gpus)
+        if self.utils_known:
+            for gpu in changed:
+                self._weigh(gpu)
+
+    def _weigh(self, gpu: int) -> None:
+        """Work out how busy a GPU is: a job at half of its speed there uses half of what it does alone."""
+        kind, busy = self.gpu_type[gpu], 0.0
+        for run in self.residents[gpu]:
+            busy += (run.job.util or 0.0) * run.speed / self.truth.alone(run.job.workload, kind, run.job.gpus)
+        busy = min(1.0, busy)
+        self.busy += busy - self._busy_of[gpu]
+        self._busy_of[gpu] = busy
 
     def _speed(self, run: Run) -> float:
         slowest = math.inf
@@ -442,6 +470,7 @@ class World:
         line.at.append(self.now)
         line.occupied.append(self.occupied)
         line.shared.append(self.shared)
+        line.busy.append(self.busy)
         line.running.append(len(self.running))
         line.waiting.append(self.waiting_count)
         line.up.append(len(self.node_of) - sum(len(self.node_gpus[number]) for number in self.down))

@@ -94,6 +94,12 @@ def test_occupied_gpus_add_up(result: Result) -> None:
     assert world.memory_used == [0] * world.cluster.gpus
 
 
+def test_gpus_are_used_at_most_as_far_as_they_are_occupied(result: Result) -> None:
+    summary = result.summary()
+    assert 0.0 < summary["utilisation"] < summary["occupied"] <= 1.0
+    assert result.world.busy == pytest.approx(0.0, abs=1e-9)
+
+
 @pytest.mark.parametrize("name", policy_names())
 def test_every_job_ends_although_things_break_and_twice_at_the_same_time(name: str) -> None:
     faults = Faults(job_mtbf_s=800.0, node_mtbf_s=4000.0, node_repair_s=500.0, checkpoint_s=100.0, seed=5)
