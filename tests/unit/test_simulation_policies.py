@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from simulating import NO_COST, ends, halves, job, run, scenario
 
-from cotenant.scheduler.simulation.desk import Desk
+from cotenant.scheduler.simulation.desk import Desk, Entry
 from cotenant.scheduler.simulation.policies import POLICIES
 from cotenant.scheduler.simulation.policies.assignment import Assignment
-from cotenant.scheduler.simulation.policies.gavel import Gavel
+from cotenant.scheduler.simulation.policies.gavel import Gavel, divide_time
 from cotenant.scheduler.simulation.policies.packing import FirstFit, Lucid, Static, Threshold
 from cotenant.scheduler.simulation.policies.queueing import Fifo, Tiresias
 from cotenant.scheduler.simulation.simulate import Scenario, baseline
@@ -161,6 +161,18 @@ def test_gavel_acts_at_the_start_of_rounds_only() -> None:
     """b counts from the round at 100, in which everybody begins anew and a is first; a ends in the middle of it."""
     jobs = (job("a", 0, 130), job("b", 10, 50))
     assert ends(run(Gavel(round_s=100.0, packed=False), jobs)) == {"a": 130, "b": 250}
+
+
+def test_gavel_divides_time_relative_to_an_equal_part_of_the_cluster() -> None:
+    """x does 1 on the new GPU and 0.5 on the old one (0.75 on an equal part), y 1 and 0.1 (0.55).
+
+    x is to have p of the new one: (p + 0.5 (1 - p)) / 0.75 = (1 - p + 0.1 p) / 0.55, so p = 0.5.
+    """
+    rates = PairTable({}, solo={("x", "old"): 0.5, ("y", "old"): 0.1})
+    entries = [Entry(i, name, 0.0, 1, name, 0, None, "", 1.0, None) for i, name in enumerate("xy")]
+    choices = divide_time(entries, {"new": 1, "old": 1}, rates, packed=False)
+    parts = {(choice.jobs, choice.gpu_type): choice.part for choice in choices}
+    assert parts == pytest.approx({((i,), kind): 0.5 for i in (0, 1) for kind in ("new", "old")}, abs=0.01)
 
 
 def test_every_policy_has_its_own_name() -> None:

@@ -54,13 +54,6 @@ def test_jobs_on_several_hosts_start_and_end_together() -> None:
     assert len(result.world.stints[0].gpus) == 16
 
 
-def test_the_core_is_told_no_run_time_and_no_truth() -> None:
-    """Other run times and another truth: until the first job ends the core decides the same."""
-    plain = shipped(job("a", **LIGHT), job("b", 50, **LIGHT)).world.stints
-    longer = shipped(job("a", length=900, **LIGHT), job("b", 50, 900, **LIGHT)).world.stints
-    assert {(s.run, s.start, s.gpus) for s in plain} == {(s.run, s.start, s.gpus) for s in longer}
-
-
 def test_programs_that_ran_before_are_known_by_gpu_type() -> None:
     """Twice as fast on the new GPU: told so, the job goes there; else it takes the first."""
     truth = PairTable({}, solo={("w", "old"): 0.5}, default=0.5)
