@@ -43,6 +43,12 @@ class ServingForecaster(GuardedForecaster):
         super().__init__(MixtureForecaster if self._mixture else _First)
         self.follow()
 
+    def serves(self, job_id: str) -> str:
+        """Say what forecasts a job now: it may not be what is to serve, see ``note``."""
+        if self._primary is None or job_id in self._fallen:
+            return f"{FIRST}, in the place of: {self.serving}"
+        return f"{self.serving}; it is still learning, the one before it forecasts" if self._coming else self.serving
+
     def follow(self) -> None:
         """Have the experts serve that are active in the registry, from the moment they have seen enough."""
         if not self._mixture:

@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 from cotenant.actors.demand import ServingForecaster
+from cotenant.actors.forecasts import forecast_view
 from cotenant.actors.history import open_history, store_folder
 from cotenant.actors.learning import Evidence, Training
 from cotenant.actors.messages import WindowBatch
@@ -26,7 +27,7 @@ from cotenant.forecasting.types import DemandProfile, Forecast, JobMeasurement, 
 from cotenant.scheduler.core.events import EvidenceGathered, MeasurementsReported
 from cotenant.scheduler.errors import CotenantError
 from cotenant.scheduler.names import NAMESPACE, SCHEDULER
-from cotenant.scheduler.views import DemandScoreView, PredictionsView, TrainingView
+from cotenant.scheduler.views import DemandScoreView, ForecastView, PredictionsView, TrainingView
 
 KEEP_WINDOWS = 3600  # an hour of one-second windows per job and per GPU
 SAVE_EVERY_S = 5.0
@@ -145,6 +146,11 @@ class Prm:
             training=self._training.running,
             trainings=[TrainingView(**asdict(each)) for _, each in sorted(self._training.outcomes.items())],
         )
+
+    def forecast(self, job_id: str) -> ForecastView | None:
+        """Return what a job is expected to demand; None before its first window, and once it has ended."""
+        windows, found = self._jobs.get(job_id), self._forecaster.forecast(job_id)
+        return forecast_view(found, windows[-1], self._forecaster.serves(job_id)) if windows and found else None
 
     def forecast_scores(self, job_id: str) -> list[DemandScoreView] | None:
         """Return how good the demand forecasts of a job were lately; None when it is not known."""

@@ -198,7 +198,7 @@ class Scheduler:
         with self._lock:
             self._known(job_id)
             controls = self._controls().get(job_id, "")
-            return queries.explain(self._core.state, job_id, self._clock.now(), controls)
+            return queries.explain(self._core.state, job_id, self._clock.now(), controls, self._core.predictor)
 
     def accounts(self) -> list[AccountView]:
         """Return what tenants and queues may have, hold and have used."""

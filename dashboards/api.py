@@ -36,6 +36,7 @@ from cotenant.scheduler.views import (
     AllocationView,
     DemandScoreView,
     Explanation,
+    ForecastView,
     GpuView,
     Health,
     HostView,
@@ -382,6 +383,12 @@ def list_accounts(client: Connection) -> list[AccountView]:
 def get_predictions(client: Connection) -> PredictionsView:
     """Say what predicts, how good it was lately, and what is being learnt."""
     return client.predictions()
+
+
+@_router.get("/jobs/{job_id}/forecast")
+def get_forecast(client: Connection, job_id: JobId) -> ForecastView | None:
+    """Say what a job is expected to demand of each of its GPUs; null without one, or when nothing was measured yet."""
+    return client.forecast(job_id)
 
 
 @_router.get("/jobs/{job_id}/forecast-scores")

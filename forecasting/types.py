@@ -315,6 +315,15 @@ class BatchInterferencePredictor(Protocol):
         ...
 
 
+@runtime_checkable
+class ExplainingInterferencePredictor(Protocol):
+    """An interference predictor that can say what drives a slowdown."""
+
+    def explain(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[Mapping[str, float]]:
+        """Return per member the throughput lost to each cause (negative: won); empty where it cannot say."""
+        ...
+
+
 def predict_sets(
     predictor: InterferencePredictor, sets: Sequence[tuple[str, Sequence[DemandProfile]]]
 ) -> list[Sequence[ThroughputPrediction]]:
@@ -373,6 +382,7 @@ __all__ = [
     "DemandForecaster",
     "DemandProfile",
     "DeviceActivity",
+    "ExplainingInterferencePredictor",
     "Forecast",
     "InterferencePredictor",
     "JobMeasurement",

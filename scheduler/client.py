@@ -22,6 +22,7 @@ from cotenant.scheduler.views import (
     AllocationView,
     DemandScoreView,
     Explanation,
+    ForecastView,
     GpuView,
     Health,
     HostView,
@@ -405,6 +406,16 @@ class Client:
                 "evidence": models.evidence,
             }
         )
+
+    def forecast(self, job_id: str) -> ForecastView | None:
+        """Return what a job is expected to demand, as quantiles per horizon; None when it has no GPU, or nothing was
+        measured of it there yet.
+
+        Raises:
+            JobNotFound: There is no such job.
+        """
+        answer: ForecastView | None = self._link.prm("forecast", job_id) if self.job(job_id).shares else None
+        return answer
 
     def forecast_scores(self, job_id: str) -> list[DemandScoreView]:
         """Return how good the demand forecasts of a job that runs were lately, by horizon; empty when none was scored.

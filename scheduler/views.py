@@ -133,14 +133,31 @@ class HostView(View):
     cpus_reserved: float = 0.0
 
 
+class SlowdownView(View):
+    """How its neighbours are predicted to slow a job down, on the GPU where that is worst.
+
+    ``low`` to ``high``: the 80 % interval. ``causes``: what of its throughput (1 = as fast as alone) is lost to each
+    cause, negative = won; they overlap and need not add up; empty where the predictor in force cannot say.
+    """
+
+    gpu_id: str
+    neighbours: list[str]
+    slowdown: float
+    low: float
+    high: float
+    reason: str
+    causes: dict[str, float]
+
+
 class Explanation(View):
-    """Why a job is where it is, or why it waits, and what would help."""
+    """Why a job is where it is, or why it waits, and what would help. ``slowdown``: None = it is on no GPU."""
 
     job_id: str
     state: JobState
     summary: str
     details: list[str]
     would_help: list[str]
+    slowdown: SlowdownView | None = None
 
 
 class PlannedJob(View):
@@ -269,6 +286,37 @@ class Health(View):
 
     ok: bool
     components: list[ComponentHealth]
+
+
+class QuantilesView(View):
+    """Predicted quantiles so many seconds ahead, non-decreasing from p10 to p99."""
+
+    horizon_s: int
+    p10: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+class ForecastView(View):
+    """What a job is expected to demand of each of its GPUs.
+
+    ``util``: utilisation in [0, 1] it would have if its share never held it back; ``memory``: bytes. On several GPUs
+    they span all of them. ``peak_memory_bytes``: the largest memory until the job ends. ``windows``: measured windows
+    it rests on, the last of which ended at ``measured_at`` (Unix seconds). ``served_by``: what forecast, in words.
+    ``util_estimated``, ``memory_estimated``: the device said what it rests on of itself only, not of the job.
+    """
+
+    job_id: str
+    util: list[QuantilesView]
+    memory: list[QuantilesView]
+    peak_memory_bytes: float
+    windows: int
+    measured_at: float
+    served_by: str
+    util_estimated: bool = False
+    memory_estimated: bool = False
 
 
 class DemandScoreView(View):

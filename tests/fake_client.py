@@ -18,6 +18,7 @@ from cotenant.scheduler.views import (
     ComponentHealth,
     DemandScoreView,
     Explanation,
+    ForecastView,
     GpuView,
     Health,
     HistoryView,
@@ -27,6 +28,7 @@ from cotenant.scheduler.views import (
     PlannedJob,
     PlanView,
     PredictionsView,
+    QuantilesView,
     ResourcesView,
     ResourceView,
     ShareView,
@@ -72,6 +74,23 @@ PREDICTIONS = PredictionsView(
             active={"mae": 0.04},
         )
     ],
+)
+
+
+FORECAST = ForecastView(
+    job_id="job-1",
+    util=[
+        QuantilesView(horizon_s=horizon, p10=0.31, p50=0.42, p90=0.53, p95=0.64, p99=0.75)
+        for horizon in (1, 2, 5, 60, 300, 900)
+    ],
+    memory=[
+        QuantilesView(horizon_s=horizon, p10=1.1 * GIB, p50=1.2 * GIB, p90=1.3 * GIB, p95=1.4 * GIB, p99=1.5 * GIB)
+        for horizon in (1, 2, 5, 60, 300, 900)
+    ],
+    peak_memory_bytes=1.6 * GIB,
+    windows=90,
+    measured_at=1001.5,
+    served_by="mixture with trained experts, version 20300101T000000Z-0a1b2c3d",
 )
 
 
@@ -298,6 +317,9 @@ class FakeClient:
     def predictions(self) -> PredictionsView:
         self._check()
         return PREDICTIONS
+
+    def forecast(self, job_id: str) -> ForecastView | None:
+        return None if self.job(job_id).state.terminal else FORECAST.model_copy(update={"job_id": job_id})
 
     def forecast_scores(self, job_id: str) -> list[DemandScoreView]:
         self.job(job_id)

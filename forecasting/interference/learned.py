@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -132,30 +132,27 @@ class LearnedInterference:
         model = self._informed.get(gpu_type) or self.pooled
         if model is None or len(members) < 2:
             return [{} for _ in members]
-        base = self.predict(members, gpu_type)
+        # All counterfactuals are predicted at once: users wait for the answer, and the scheduler with them.
+        others = [_others(members, row) for row in range(len(members))]
+        known = [name for name in (UTIL, BANDWIDTH) if name in model.table.names]
+        changed = [
+            [member, *(change(each) for each in beside)]
+            for member, beside in zip(members, others, strict=True)
+            for change in (_nameless, *(_WITHOUT[name] for name in known))
+        ]
+        base, *found = self.predict_many([members, *changed], gpu_type)
+        mids = np.array([each[0].mid for each in found]).reshape(len(members), 1 + len(known))
         causes: list[dict[str, float]] = []
         for row, member in enumerate(members):
-            others = [each for column, each in enumerate(members) if column != row]
-            lost = {}
-            for name, idle in (
-                (
-                    UTIL,
-                    [replace(each, util_mean=0.0, util_p95=0.0, source="history", fingerprint="") for each in others],
-                ),
-                (BANDWIDTH, [replace(each, membw_util=0.0, fingerprint="") for each in others]),
-            ):
-                if name in model.table.names:
-                    stay = [replace(each, fingerprint="") for each in others]
-                    without = self.predict([member, *idle], gpu_type)[0].mid
-                    lost[f"neighbours' {name}"] = without - self.predict([member, *stay], gpu_type)[0].mid
-            count = len(others)
-            found = model.predict(
-                jobs_of([member, *others], model.table.names),
-                np.zeros(count, dtype=np.intp),
-                np.arange(1, count + 1, dtype=np.intp),
+            gains = mids[row, 1:] - mids[row, 0]
+            lost = {f"neighbours' {name}": float(gain) for name, gain in zip(known, gains, strict=True)}
+            pairs = model.predict(
+                jobs_of([member, *others[row]], model.table.names),
+                np.zeros(len(others[row]), dtype=np.intp),
+                np.arange(1, len(members), dtype=np.intp),
             )
-            lost["own"] = -float(np.mean(found.parts["own"]))
-            lost["neighbour"] = -float(np.sum(found.parts["neighbour"]))
+            lost["own"] = -float(np.mean(pairs.parts["own"]))
+            lost["neighbour"] = -float(np.sum(pairs.parts["neighbour"]))
             lost["total"] = 1.0 - base[row].mid
             causes.append(lost)
         return causes
@@ -273,6 +270,17 @@ def _by_set(evidence: Sequence[Observation]) -> dict[SetKey, Measured]:
 def _wanted(profile: DemandProfile) -> Wanted:
     util = features(profile)[UTIL]
     return Wanted(1.0, UNKNOWN_AT_BEST) if math.isnan(util) else Wanted(util, util)
+
+
+def _nameless(profile: DemandProfile) -> DemandProfile:
+    """The same job as if it had never been measured beside others."""
+    return replace(profile, fingerprint="")
+
+
+_WITHOUT: Mapping[str, Callable[[DemandProfile], DemandProfile]] = {
+    UTIL: lambda each: replace(each, util_mean=0.0, util_p95=0.0, source="history", fingerprint=""),
+    BANDWIDTH: lambda each: replace(each, membw_util=0.0, fingerprint=""),
+}
 
 
 def _others(members: Sequence[DemandProfile], row: int) -> list[DemandProfile]:

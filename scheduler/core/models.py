@@ -10,7 +10,13 @@ from typing import Protocol, runtime_checkable
 from cotenant.forecasting.characterisation.coldstart import ColdStart
 from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.interference.observations import Observation
-from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction, predict_sets
+from cotenant.forecasting.types import (
+    DemandProfile,
+    ExplainingInterferencePredictor,
+    InterferencePredictor,
+    ThroughputPrediction,
+    predict_sets,
+)
 from cotenant.forecasting.windows import MOST_BYTES
 
 REMEMBERED = 100_000  # answers, and profiles
@@ -133,6 +139,20 @@ class GuardedInterference:
         found = [fresh[each] if each in fresh else self._answers[each] for each in questions]
         self._answers.update(fresh)
         return found
+
+    def explain(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[Mapping[str, float]]:
+        """See ``ExplainingInterferencePredictor``; of the same rounded profiles that are predicted for."""
+        nothing: list[Mapping[str, float]] = [{} for _ in members]
+        if not isinstance(self._primary, ExplainingInterferencePredictor):
+            return nothing
+        asked = [self._numbers.profile(self._numbers.of(each)) for each in members]
+        try:
+            found = self._primary.explain(asked, gpu_type)
+            causes = [{str(name): float(lost) for name, lost in each.items()} for each in found]
+        except Exception:  # noqa: BLE001 - a fault of a model's can be of any kind; the rest can be told without reasons
+            return nothing
+        sound = len(causes) == len(members) and all(isfinite(lost) for each in causes for lost in each.values())
+        return causes if sound else nothing
 
     def _ask(
         self, candidates: Sequence[tuple[DemandProfile, ...]], gpu_type: str

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from cotenant.forecasting.types import Signature
+from cotenant.forecasting.types import InterferencePredictor, Signature
 from cotenant.placement import types as placement
 from cotenant.placement.explain import explain as fold
 from cotenant.placement.explain import memory_text, would_help
@@ -19,6 +19,8 @@ from cotenant.scheduler.core.interruptions import tell as tell_why
 from cotenant.scheduler.core.model import Colocation, Gpu, Host, Job, JobState
 from cotenant.scheduler.core.priority import ordered, parts
 from cotenant.scheduler.core.requests import described, grace_s
+from cotenant.scheduler.core.slowdowns import slowdown
+from cotenant.scheduler.core.slowdowns import tell as tell_slowdown
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.views import (
     AccountView,
@@ -159,13 +161,16 @@ def predicted_throughput(job: Job, now: float) -> float | None:
 # -- explanations ---------------------------------------------------------------------------------------------------
 
 
-def explain(state: State, job_id: str, now: float, controls: str = "") -> Explanation:
+def explain(
+    state: State, job_id: str, now: float, controls: str = "", predictor: InterferencePredictor | None = None
+) -> Explanation:
     """Say why a job is where it is and, when it waits, what would help.
 
     Args:
         state: The state.
         job_id: The job.
         now: Unix seconds.
+        predictor: Says how its neighbours slow the job down; None = that is left out.
         controls: What holds the job's share and what cannot be held, in words (the shell knows).
 
     Raises:
@@ -174,6 +179,7 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
     job = state.jobs[job_id]
     details: list[str] = []
     summary = f"{job.state}: {job.reason}"
+    slower = slowdown(state, job, predictor) if predictor is not None else None
     if job.state is JobState.PENDING or (job.state is JobState.QUEUED and not state.hosts):
         summary = f"waits: {NO_HOST}"
     elif job.state is JobState.QUEUED:
@@ -182,7 +188,7 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
     elif job.state is JobState.SUSPENDED:
         details = ["holds nothing of any GPU; 'cotenant resume' lets it go on"]
     elif job.lease is not None:
-        details = [*_where_it_is(state, job), *_estimated(state, job)]
+        details = [*_where_it_is(state, job), *(tell_slowdown(slower) if slower else ()), *_estimated(state, job)]
         details += [*refused_growth(state, job), *_asked_for(state, job, now)]
         details += [f"control: {controls}"] if controls else []
     if not job.state.terminal:
@@ -195,7 +201,9 @@ def explain(state: State, job_id: str, now: float, controls: str = "") -> Explan
     helps = would_help(job.fit_errors or state.line.why(job_id))
     if not job.state.terminal:
         helps.extend(_more_help(state, job, now))
-    return Explanation(job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps)
+    return Explanation(
+        job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps, slowdown=slower
+    )
 
 
 def _ago(seconds: float) -> str:
@@ -234,8 +242,6 @@ def _where_it_is(state: State, job: Job) -> list[str]:
         details.append(f"on {share.gpu_id} {company}: compute {share.compute:.2f}, {memory_text(share.memory_bytes)}")
     if job.spec.hints.cpus:
         details.append(f"{job.spec.hints.cpus:g} processors reserved for each GPU")
-    if job.predicted is not None:
-        details.append(f"predicted slowdown {1.0 / job.predicted:.2f}")
     why = [change.reason for change in job.history if change.state is JobState.STARTING]
     return [*details, f"placed {why[-1]}"] if why else details
 

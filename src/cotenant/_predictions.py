@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -13,9 +13,12 @@ from rich.text import Text
 from cotenant import _render
 
 if TYPE_CHECKING:
-    from cotenant.scheduler.views import DemandScoreView, PredictionsView
+    from cotenant.scheduler.views import DemandScoreView, ForecastView, PredictionsView, QuantilesView
 
-DOC = "Say what predicts, how good the predictions were lately, and what is being learnt; of one job: its forecasts."
+DOC = (
+    "Say what predicts, how good the predictions were lately, and what is being learnt; of one job: what it is "
+    "forecast to use, and how good such forecasts of it were."
+)
 Job = Annotated[str | None, typer.Argument(metavar="[JOB]", help="A running job; default: all of them.")]
 
 
@@ -31,6 +34,47 @@ def shown(view: PredictionsView) -> RenderableType:
     parts.append(_slowdowns(view))
     parts += [Text(""), *_trainings(view)]
     return Group(*parts)
+
+
+def of_job(forecast: ForecastView | None, scores: Sequence[DemandScoreView]) -> RenderableType:
+    """Return the answer of ``predictions JOB``."""
+    return Group(*_forecast(forecast), Text(""), Text("Its forecasts, lately", "bold"), demand(scores))
+
+
+def as_json(forecast: ForecastView | None, scores: Sequence[DemandScoreView]) -> dict[str, Any]:
+    """Return the answer of ``predictions JOB --json``."""
+    return {
+        "forecast": None if forecast is None else forecast.model_dump(mode="json"),
+        "scores": [each.model_dump(mode="json") for each in scores],
+    }
+
+
+def _forecast(view: ForecastView | None) -> list[RenderableType]:
+    if view is None:
+        return [Text("no forecast: it has no GPU, or nothing was measured of it there yet")]
+    age = max(0.0, time.time() - view.measured_at)
+    return [
+        Text.assemble(("forecast by: ", "bold"), _render.plain(view.served_by)),
+        Text(f"from {view.windows} measured windows, the last {age:.1f} s ago; per GPU"),
+        Text(""),
+        Text("Utilisation, were it never held back", "bold"),
+        _quantiles(view.util, _render.percent, estimated=view.util_estimated),
+        Text(""),
+        Text("Memory", "bold"),
+        _quantiles(view.memory, _render.size, estimated=view.memory_estimated),
+        Text(f"largest until it ends: {'~' * view.memory_estimated}{_render.size(view.peak_memory_bytes)}"),
+    ]
+
+
+def _quantiles(
+    rows: Sequence[QuantilesView], shown_as: Callable[[float | None], str], *, estimated: bool
+) -> RenderableType:
+    """Return one row a horizon; "~" marks what rests on an estimate."""
+    table = _render.FittingTable("AHEAD", "P10", "P50", "P90", "P95", "P99")
+    for each in rows:
+        values = (each.p10, each.p50, each.p90, each.p95, each.p99)
+        table.row(_render.span(each.horizon_s), *(f"{'~' * estimated}{shown_as(value)}" for value in values))
+    return table
 
 
 def demand(scores: Sequence[DemandScoreView]) -> RenderableType:

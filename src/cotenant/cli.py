@@ -390,8 +390,11 @@ def doctor(
 def predictions(job: _predictions.Job = None, address: Address = None, as_json: AsJson = False) -> None:
     with _client(address) as client:
         if job is not None:
-            scores = client.forecast_scores(job)
-            _render.print_json(scores) if as_json else _render.out().print(_predictions.demand(scores))
+            forecast, scores = client.forecast(job), client.forecast_scores(job)
+            if as_json:
+                _render.print_json(_predictions.as_json(forecast, scores))
+            else:
+                _render.out().print(_predictions.of_job(forecast, scores))
         else:
             view = client.predictions()
             _render.print_json(view) if as_json else _render.out().print(_predictions.shown(view))

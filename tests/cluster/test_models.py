@@ -60,13 +60,25 @@ def test_jobs_that_share_a_device_become_evidence(learning):
     )
     scored = lambda: {each.horizon_s: each.scored for each in learning.client.forecast_scores(first.job_id)}  # noqa: E731
     wait_until(lambda: scored().get(5, 0) >= 8, 40, "forecasts of the first job were scored while it was alone")
+    wait_until(lambda: learning.client.job(first.job_id).solo_step_rate, 30, "its rate alone is known")
     second = learning.run(STEPPING, "40", hints=hints, name="second")
     learning.reach(second, "RUNNING")
-    wait_until(lambda: learning.client.predictions().evidence > before, 60, "the pair was measured")
+    forecast = learning.client.forecast(first.job_id)
+    assert [each.horizon_s for each in forecast.util] == [1, 2, 5, 60, 300, 900]
+    assert 0.0 < forecast.memory[0].p50 <= forecast.peak_memory_bytes
+    slowdown = learning.client.explain(first.job_id).slowdown
+    assert slowdown.neighbours == [second.job_id]
+    assert 1.0 <= slowdown.low <= slowdown.slowdown <= slowdown.high
+    wait_until(
+        lambda: (told := learning.client.predictions()).slowdowns and told.evidence > before,
+        60,
+        "the pair was measured",
+    )
     (score,) = learning.client.predictions().slowdowns
     assert score.gpu_type == "cpu-core"
     assert 0.0 <= score.error <= 1.0
     learning.settle()
+    assert learning.client.forecast(first.job_id) is None
 
 
 def test_a_model_that_cannot_be_loaded_is_told_and_jobs_go_on(learning):

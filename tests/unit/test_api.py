@@ -40,6 +40,7 @@ ROUTES = [
     ("POST", "/api/v1/jobs/job-1/move"),
     ("GET", "/api/v1/jobs/job-1/explanation"),
     ("GET", "/api/v1/jobs/job-1/logs"),
+    ("GET", "/api/v1/jobs/job-1/forecast"),
     ("GET", "/api/v1/jobs/job-1/forecast-scores"),
     ("POST", "/api/v1/jobs/job-1/request_resource_allocation"),
     ("POST", "/api/v1/jobs/job-1/release_resources"),
@@ -213,6 +214,16 @@ def test_predictions_and_the_forecast_scores_of_a_job(http: Http) -> None:
     assert http.get("/api/v1/predictions").json()["serving"]["interference"] == "shipped"
     assert http.get("/api/v1/jobs/job-1/forecast-scores").json()[0]["horizon_s"] == 5
     problem(http.get("/api/v1/jobs/nope/forecast-scores"), 404, "job-not-found")
+
+
+def test_the_forecast_of_a_job(http: Http) -> None:
+    forecast = http.get("/api/v1/jobs/job-1/forecast").json()
+    assert [each["horizon_s"] for each in forecast["util"]] == [1, 2, 5, 60, 300, 900]
+    assert forecast["memory"][3]["p99"] == 1.5 * GIB
+    assert (forecast["peak_memory_bytes"], forecast["served_by"][:7]) == (1.6 * GIB, "mixture")
+    ended = http.get("/api/v1/jobs/job-9/forecast")
+    assert (ended.status_code, ended.json()) == (200, None)
+    problem(http.get("/api/v1/jobs/nope/forecast"), 404, "job-not-found")
 
 
 def test_one_job(http: Http, client: FakeClient) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 import signal
+import time
 
 import pytest
 from command_line import invoke
-from fake_client import PREDICTIONS, SHARE, FakeClient, job_view
+from fake_client import FORECAST, PREDICTIONS, SHARE, FakeClient, job_view
 from rich.console import Console
 
 from cotenant import _predictions, _render, cli
@@ -84,11 +85,36 @@ def test_predictions_before_anything_was_scored_say_so() -> None:
 
 def test_predictions_of_one_job_as_a_table_and_as_json(client: FakeClient) -> None:
     code, table, _ = invoke("predictions", "job-1")
-    assert (code, "P95 HOLDS" in table) == (0, True)
+    assert (code, "P95 HOLDS" in table, "15m" in table) == (0, True, True)
     code, text, _ = invoke("predictions", "job-1", "--json")
-    assert (code, json.loads(text)[0]["horizon_s"]) == (0, 5)
+    told = json.loads(text)
+    assert (code, told["scores"][0]["horizon_s"]) == (0, 5)
+    assert told["forecast"] == FORECAST.model_dump(mode="json")
     assert invoke("predictions", "job-nope")[0] == 1
     assert json.loads(invoke("predictions", "--json")[1])["evidence"] == 7
+
+
+def test_a_job_that_has_ended_has_no_forecast(client: FakeClient) -> None:
+    client.known["job-1"] = job_view("job-1", JobState.SUCCEEDED)
+    assert invoke("predictions", "job-1")[1].startswith("no forecast: it has no GPU, or")
+    assert json.loads(invoke("predictions", "job-1", "--json")[1])["forecast"] is None
+
+
+@pytest.mark.parametrize(("estimated", "mark"), [(False, ""), (True, "~")])
+def test_a_forecast_is_readable_in_80_columns(estimated: bool, mark: str) -> None:
+    view = FORECAST.model_copy(
+        update={"measured_at": time.time() - 2.0, "util_estimated": estimated, "memory_estimated": estimated}
+    )
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(_predictions.of_job(view, PREDICTIONS.demand))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    assert "from 90 measured windows, the last 2.0 s ago" in "\n".join(lines)
+    rows = [line.split() for line in lines]
+    assert ["5m", *(f"{mark}{part}%" for part in (31, 42, 53, 64, 75))] in rows
+    assert ["1s", *(f"{mark}{part}GiB" for part in (1.1, 1.2, 1.3, 1.4, 1.5))] in rows
+    assert f"largest until it ends: {mark}1.6GiB" in lines
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fake_client import FORECAST, job_view
 
 from cotenant.scheduler import transport
 from cotenant.scheduler.client import Client
-from cotenant.scheduler.core.model import Hints
+from cotenant.scheduler.core.model import Hints, JobState
 from cotenant.scheduler.names import ClusterRecord
+from cotenant.scheduler.views import ForecastView, JobView
 
 
 class NoLink:
@@ -49,3 +51,24 @@ def test_which_cluster_is_joined(
     monkeypatch.setattr(ray, "init", lambda address, **_: asked.append(address))
     transport.join(given)
     assert asked == [joined]
+
+
+class JobLink:
+    """A scheduler that knows one job, and a PRM that still remembers it."""
+
+    def __init__(self, view: JobView) -> None:
+        self.view = view
+
+    def scheduler(self, method: str, job_id: str) -> JobView:
+        assert (method, job_id) == ("job", self.view.job_id)
+        return self.view
+
+    def prm(self, method: str, job_id: str) -> ForecastView:
+        assert (method, job_id) == ("forecast", self.view.job_id)
+        return FORECAST
+
+
+@pytest.mark.parametrize(("state", "there"), [(JobState.RUNNING, True), (JobState.SUCCEEDED, False)])
+def test_only_a_job_that_has_a_gpu_has_a_forecast(state: JobState, there: bool) -> None:
+    told = Client(JobLink(job_view(state=state))).forecast("job-1")  # type: ignore[arg-type]
+    assert told == (FORECAST if there else None)

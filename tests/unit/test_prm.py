@@ -15,7 +15,8 @@ from ray.exceptions import ActorUnavailableError
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.prm_actor import Prm
 from cotenant.configs.settings import Settings
-from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
+from cotenant.forecasting.demand import MixtureForecaster
+from cotenant.forecasting.types import HORIZONS_S, DemandProfile, JobMeasurement, Signature
 from cotenant.scheduler.core.events import EvidenceGathered, MeasurementsReported
 
 START = 1_900_000_000.0
@@ -97,6 +98,50 @@ def test_what_a_job_was_placed_with_reaches_its_forecast_until_its_program_is_kn
     again = replace(batch("h3", window("again", 20)), fingerprints={"again": "program told"})
     prm.observe(replace(again, planned={"again": hinted}))
     assert scheduler.reports[-1].measurements[0].forecast.memory[5].p99 < 5e9
+
+
+def test_the_forecast_of_a_job_is_told_until_it_ends(prm: Prm, scheduler: Recorder) -> None:
+    assert prm.forecast("a") is None
+    for second in range(20):
+        prm.observe(batch("h", replace(window("a", second), memory_source="device"), window("b", second)))
+    told = prm.forecast("a")
+    assert told is not None
+    sent = next(each.forecast for each in scheduler.reports[-1].measurements if each.job_id == "a")
+    assert [each.horizon_s for each in told.util] == list(HORIZONS_S) == [each.horizon_s for each in told.memory]
+    assert {each.horizon_s: each.p95 for each in told.util} == {h: each.p95 for h, each in sent.util.items()}
+    assert told.memory[0].p99 == sent.memory[1].p99
+    assert (told.peak_memory_bytes, told.windows) == (sent.peak_memory_bytes, 20)
+    assert (told.measured_at, told.served_by) == (START + 20.0, "mixture, no trained experts")
+    assert (told.util_estimated, told.memory_estimated) == (False, True)
+    prm.observe(batch("h", window("b", 20)))
+    assert prm.forecast("a") is None
+    assert prm.forecast("b") is not None
+
+
+def test_a_forecast_says_who_made_it_when_the_mixture_has_failed(prm: Prm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise FloatingPointError("overflow")
+
+    prm.observe(batch("h", window("a", 0)))
+    monkeypatch.setattr(MixtureForecaster, "forecast_batch", broken)
+    prm.observe(batch("h", window("a", 1)))
+    told = prm.forecast("a")
+    assert told is not None
+    assert told.served_by == "weighted history, in the place of: mixture, no trained experts"
+
+
+def test_a_forecast_says_that_a_new_model_only_learns_so_far(prm: Prm) -> None:
+    prm.observe(batch("h", window("a", 0)))
+    prm._forecaster.swap(MixtureForecaster)
+    prm.observe(batch("h", window("a", 1)))
+    told = prm.forecast("a")
+    assert told is not None
+    assert told.served_by.endswith("; it is still learning, the one before it forecasts")
+    for second in range(2, 40):
+        prm.observe(batch("h", window("a", second)))
+    after = prm.forecast("a")
+    assert after is not None
+    assert after.served_by == "mixture, no trained experts"
 
 
 def test_jobs_that_share_become_evidence_for_the_scheduler(prm: Prm, scheduler: Recorder) -> None:
