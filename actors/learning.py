@@ -8,6 +8,7 @@ that is known of it: the scheduler may hear it twice.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -156,7 +157,9 @@ class Training:
         self._shelf = shelf
         self._store = store
         self._retrainer = retrainer or Retrainer(settings.retrain_every_s, state_dir)
-        self._windows = 0
+        self._path = state_dir / "training.json"
+        self._windows = self._restore()
+        self._learnt = 0  # of them, by the training that runs
 
     @property
     def running(self) -> str:
@@ -166,6 +169,21 @@ class Training:
     def count(self, windows: int) -> None:
         """Count windows that were written to the store."""
         self._windows += windows
+
+    def save(self) -> None:
+        """Write down what was counted, so that it survives the actor. On a full disk it is tried again."""
+        with contextlib.suppress(OSError):
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text(json.dumps({"windows": self._windows}), encoding="utf-8")
+            temporary.replace(self._path)
+
+    def _restore(self) -> int:
+        """Return what was counted before; a file that is missing or damaged only makes the next training later."""
+        try:
+            windows = json.loads(self._path.read_text(encoding="utf-8"))["windows"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+        return windows if isinstance(windows, int) and windows > 0 else 0
 
     def poll(self, evidence: Evidence, reasons: Mapping[str, str]) -> Outcome | None:
         """Start what is due; return how a training ended, once.
@@ -177,6 +195,8 @@ class Training:
         outcome = self._retrainer.poll()
         if outcome is not None:
             self.outcomes[outcome.kind] = outcome
+            if outcome.kind == "demand" and outcome.candidate:  # else nothing was learnt: too little, or it failed
+                self._windows -= self._learnt
             self._tidy(outcome.kind)
         if self._settings.retrain:
             self._start_interference(evidence, reasons.get("interference", ""))
@@ -208,6 +228,6 @@ class Training:
             return
         if self._retrainer.may_start("demand"):
             why = drift or f"{self._windows} windows since the last time"
-            self._windows = 0
+            self._learnt = self._windows
             registry = ("--registry", str(self._shelf.registry.root))
             self._retrainer.start("demand", why, (*registry, "--store", str(self._store)))

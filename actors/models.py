@@ -94,11 +94,11 @@ class ModelShelf:
         serving: dict[str, str],
         warnings: list[str],
     ) -> T | None:
-        """Load the version, else the shipped one; note what serves and what could not."""
+        """Load the version, else the shipped one if there is one; note what serves and what could not."""
         wanted = versions.get(kind)
         if wanted is None:
             return None
-        for version in dict.fromkeys((wanted, SHIPPED)):
+        for version in dict.fromkeys((wanted, SHIPPED) if self.registry.ships(kind) else (wanted,)):
             try:
                 found = load(version)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with a model, something else serves

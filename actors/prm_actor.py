@@ -280,6 +280,7 @@ class Prm:
         except OSError as error:
             _log(f"{self._path} cannot be written ({error}); trying again")
         self._evidence.save()
+        self._training.save()
 
 
 def _own_handle() -> Any:

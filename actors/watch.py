@@ -15,15 +15,23 @@ from cotenant.forecasting.datasets.prediction_log import forecast_log, forecast_
 from cotenant.forecasting.drift import Drift, DriftDetector
 from cotenant.forecasting.interference.evidence import EvidenceBook
 from cotenant.forecasting.interference.observations import Observation
-from cotenant.forecasting.scoring import ForecastScores, HorizonScore, ScoredForecast, ScoredSlowdown, SlowdownScores
+from cotenant.forecasting.scoring import (
+    PEAK_HORIZON_S,
+    ForecastScores,
+    HorizonScore,
+    ScoredForecast,
+    ScoredSlowdown,
+    SlowdownScores,
+)
 from cotenant.forecasting.types import Forecast, Signature
 from cotenant.scheduler.core.models import informed
 from cotenant.scheduler.views import DemandScoreView, SlowdownScoreView
 
 FOLDER = "predictions"
 DRIFT_HORIZON_S = 5  # what resizing looks at; of its forecasts every fifth is watched: the others overlap with it
+DRIFT_QUANTITIES = ("util", "memory")
 SHOWN_DRIFTS = 16
-MOST_WATCHED = 20_000  # jobs
+MOST_WATCHED = 40_000  # jobs, times quantities
 
 
 class PredictionLog:
@@ -66,7 +74,8 @@ class Watch:
         self._versions: Mapping[str, str] | None = None
         self._demand: str | None = None
         self._drift = {"demand": DriftDetector(0.95), "interference": DriftDetector(0.8)}
-        self._watched: dict[str, float] = {}  # when the last forecast of a job that is watched for drift was made
+        # When the last forecast of a job and quantity that is watched for drift was made.
+        self._watched: dict[tuple[str, str], float] = {}
         self._reasons: dict[str, str] = {}
         self.drifts: deque[str] = deque(maxlen=SHOWN_DRIFTS)
         self.follow()
@@ -88,10 +97,12 @@ class Watch:
         """Score the forecasts whose moment these windows are."""
         rows = self._forecasts.observe(signatures)
         for row in rows:
-            if row.quantity == "util" and row.horizon_s == DRIFT_HORIZON_S and self._apart(row):
-                key = fingerprints.get(row.job_id, "")
-                found = self._drift["demand"].update(key, abs(row.actual - row.p50), row.actual <= row.p95)
-                self._note("demand", f"program {key}", found, row.made_at)
+            if row.quantity in DRIFT_QUANTITIES and row.horizon_s == DRIFT_HORIZON_S and self._apart(row):
+                program, memory = fingerprints.get(row.job_id, ""), row.quantity == "memory"
+                # Memory is of one scale only as a part of what is held.
+                error = abs(row.actual - row.p50) / (max(1.0, row.actual) if memory else 1.0)
+                found = self._drift["demand"].update((row.quantity, program), error, row.actual <= row.p95)
+                self._note("demand", f"{'memory of ' if memory else ''}program {program}", found, row.made_at)
         if self._log is not None and rows:
             self._log.forecasts.add(host_id, rows)
 
@@ -116,11 +127,12 @@ class Watch:
             self._log.slowdowns.add(host_id, rows)
 
     def _apart(self, row: ScoredForecast) -> bool:
-        """Whether a forecast does not overlap with the last one of the job that was watched."""
-        if 0.0 <= row.made_at - self._watched.get(row.job_id, -math.inf) < DRIFT_HORIZON_S - 0.5:
+        """Whether a forecast does not overlap with the last one of the job and quantity that was watched."""
+        key = row.job_id, row.quantity
+        if 0.0 <= row.made_at - self._watched.get(key, -math.inf) < DRIFT_HORIZON_S - 0.5:
             return False
-        self._watched.pop(row.job_id, None)
-        self._watched[row.job_id] = row.made_at
+        self._watched.pop(key, None)
+        self._watched[key] = row.made_at
         while len(self._watched) > MOST_WATCHED:
             del self._watched[next(iter(self._watched))]
         return True
@@ -142,14 +154,16 @@ class Watch:
     def forget(self, job_id: str) -> None:
         """Drop a job that ended; what it told of the predictions stays."""
         self._forecasts.forget(job_id)
-        self._watched.pop(job_id, None)
+        for quantity in DRIFT_QUANTITIES:
+            self._watched.pop((job_id, quantity), None)
 
     def demand_scores(self, job_id: str | None = None) -> list[DemandScoreView] | None:
         """Return how good the demand forecasts were lately, of one job or of all; None when the job is not known."""
         score = self._forecasts.overall() if job_id is None else self._forecasts.score(job_id)
         if score is None:
             return None
-        return [_demand_view(horizon, each) for horizon, each in sorted(score.horizons.items())]
+        peaks = {PEAK_HORIZON_S: score.peaks_under}
+        return [_demand_view(horizon, each, peaks.get(horizon)) for horizon, each in sorted(score.horizons.items())]
 
     def slowdown_scores(self) -> list[SlowdownScoreView]:
         """Return how good the predictions of throughput were lately, per GPU type."""
@@ -171,7 +185,7 @@ class Watch:
             self._log.close()
 
 
-def _demand_view(horizon_s: int, score: HorizonScore) -> DemandScoreView:
+def _demand_view(horizon_s: int, score: HorizonScore, peaks_under: float | None) -> DemandScoreView:
     return DemandScoreView(
         horizon_s=horizon_s,
         scored=score.scored,
@@ -180,4 +194,5 @@ def _demand_view(horizon_s: int, score: HorizonScore) -> DemandScoreView:
         util_coverage_p95=score.coverage_p95,
         memory_violations=score.memory_violations,
         memory_waste=None if score.memory_waste_percent is None else score.memory_waste_percent / 100.0,
+        memory_peaks_under=peaks_under,
     )

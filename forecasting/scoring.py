@@ -19,7 +19,8 @@ from cotenant.forecasting.types import LEVELS, Forecast, Quantiles, Signature, T
 from cotenant.forecasting.windows import MOST_BYTES, usable_memory, usable_util, usable_window
 
 # Seconds between forecasts of the same job and horizon that are kept; with many jobs, longer (``JOBS_PER_SECOND``).
-SCORED_HORIZONS: dict[int, int] = {1: 1, 5: 1, 60: 10, 300: 60}
+# 2 s lies between two that are scored, from the same machinery, and would make the log half as long again.
+SCORED_HORIZONS: dict[int, int] = {1: 1, 5: 1, 60: 10, 300: 60, 900: 60}
 PEAK_HORIZON_S = 300  # a peak forecast is for the whole future; it is judged by so much of it
 JOBS_PER_SECOND = 100  # whose forecasts of one horizon are kept: with more jobs they take turns
 JOB_MEMORY = 200.0  # scored forecasts per job and horizon that the rolling figures rest on …
@@ -183,16 +184,16 @@ class _Job:
 
 
 class ForecastScores:
-    """Scores demand forecasts of 1, 5, 60 and 300 s when their moment comes. Pure, bounded.
+    """Scores demand forecasts of 1, 5, 60, 300 and 900 s when their moment comes. Pure, bounded.
 
     A forecast made from the window that began at s is judged by the window that begins nearest to s + horizon, within
     half a window. Is that window missing, late or without a reading, it is not scored. Utilisation is demand, corrected
     for being held back as the forecasters do (``windows.usable_util``). A peak forecast is judged by the largest memory
     until 300 s later. A job on several GPUs is judged on the one it was first seen on.
 
-    1 and 5 s: every forecast is scored; 60 s: one in ten seconds; 300 s: one a minute. From 100 jobs on they take
-    turns: every job one in about jobs / 100 seconds. Figures are means in which the last 200 scores of a job (20,000 of
-    all) weigh most. The oldest jobs are dropped beyond 20,000. Not thread-safe.
+    1 and 5 s: every forecast is scored; 60 s: one in ten seconds; 300 and 900 s: one a minute. From 100 jobs on they
+    take turns: every job one in about jobs / 100 seconds. Figures are means in which the last 200 scores of a job
+    (20,000 of all) weigh most. The oldest jobs are dropped beyond 20,000. Not thread-safe.
 
     Each second, for one host: ``observe`` its windows, make the forecasts, ``expect`` them.
     """

@@ -324,6 +324,8 @@ class DemandScoreView(View):
 
     Errors are of utilisations in [0, 1]. Coverage: part of the utilisations at or below the 95th percentile.
     Violations: part of the memory readings above the 99th percentile; waste: how far it was above, as a fraction.
+    Peaks under: part of the forecasts of the largest memory until the end that were exceeded within the horizon; it is
+    looked at after 300 s only.
     """
 
     horizon_s: int
@@ -333,6 +335,7 @@ class DemandScoreView(View):
     util_coverage_p95: float | None
     memory_violations: float | None
     memory_waste: float | None
+    memory_peaks_under: float | None = None
 
 
 class SlowdownScoreView(View):

@@ -171,6 +171,10 @@ class Registry:
             raise refused(self.root / kind, "version", version, f"one of: {known}")
         return folder
 
+    def ships(self, kind: Kind) -> bool:
+        """Whether a model of this kind comes with the package."""
+        return (self._shipped / kind / CARD_FILE).exists()
+
     def active(self, kind: Kind) -> str | None:
         """Return the active version: the one chosen, else the shipped one, else None.
 
@@ -180,7 +184,7 @@ class Registry:
         chosen = self._choices().get(_known(kind, self.root))
         if chosen is not None:
             return chosen
-        return SHIPPED if (self._shipped / kind / CARD_FILE).exists() else None
+        return SHIPPED if self.ships(kind) else None
 
     def activate(self, kind: Kind, version: str | None) -> None:
         """Make a version the active one; None goes back to what is shipped.
@@ -228,7 +232,7 @@ class Registry:
         """Return the names of all versions there are, sound or not, the oldest first."""
         home = self.root / _known(kind, self.root)
         own = [path.name for path in home.iterdir() if _VERSION.fullmatch(path.name)] if home.is_dir() else []
-        return [SHIPPED] * (self._shipped / kind / CARD_FILE).exists() + sorted(own, key=lambda n: self._age(kind, n))
+        return [SHIPPED] * self.ships(kind) + sorted(own, key=lambda n: self._age(kind, n))
 
     def _age(self, kind: Kind, name: str) -> tuple[str, str]:
         """Sort key: versions of the same second are told apart by their cards, where these can be read."""

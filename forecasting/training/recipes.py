@@ -149,8 +149,8 @@ def interference_trained(
     return Trained(card, lambda folder: save_models(folder / INTERFERENCE_FILE, models), tuple(folds))
 
 
-def recipe(mode: Mode, options: InterferenceOptions = USUAL_OPTIONS) -> FitPairs:
-    """Return the fit as the hold-outs want it."""
+def recipe(mode: Mode | None, options: InterferenceOptions = USUAL_OPTIONS) -> FitPairs:
+    """Return the fit as the hold-outs want it; see ``fit_pairs`` for the mode."""
     return lambda observations: fit_interference(observations, "hold-out", "none", mode, options)
 
 

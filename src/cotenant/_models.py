@@ -189,9 +189,8 @@ def prune(
 
 def note_licence(card: Card) -> None:
     """Say on stderr when the data of a model forbid some uses of it."""
-    for each in card.data:
-        if each.restricted:
-            _render.note(f"this model was fitted to data under '{each.licence}': mind what that forbids")
+    for licence in dict.fromkeys(each.licence for each in card.data if each.restricted):
+        _render.note(f"this model was fitted to data under '{licence}': mind what that forbids")
 
 
 def card_json(card: Card) -> dict[str, Any]:
@@ -232,7 +231,7 @@ def _table(rows: list[tuple[Card, bool]]) -> Table:
             card.version,
             "active" if active else "",
             card.made_at[:16].replace("T", " "),
-            "; ".join(f"{each.source} ({each.rows} rows)" for each in card.data),
+            _data(card),
             licences,
             "-" if value is None else f"{name} {_number(value)}",
             "-" if theirs is None else f"{rival} {_number(theirs)}",
@@ -242,10 +241,20 @@ def _table(rows: list[tuple[Card, bool]]) -> Table:
     return table
 
 
+def _data(card: Card) -> str:
+    """What a model was fitted to, short enough for a line; ``show`` tells all of it."""
+    sources = [_cut(each.source) for each in card.data]
+    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+    return f"{sources[0] if sources else '-'}{more} ({sum(each.rows for each in card.data)} rows)"
+
+
+def _cut(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
 def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    return _cut(json.dumps(value), 200)

@@ -173,6 +173,32 @@ def test_demand_is_trained_on_drift_or_many_windows(tmp_path: Path, evidence: Ev
     retrainer.close()
 
 
+@pytest.mark.parametrize(("learnt", "left"), [({"util: MAE / persistence": 1.0}, 5), ({}, ENOUGH_WINDOWS + 5)])
+def test_windows_count_until_something_was_learnt_from_them(
+    tmp_path: Path, evidence: Evidence, learnt: dict[str, float], left: int
+) -> None:
+    told, clock = {"version": None, "adopted": False, "reason": "x", "candidate": learnt, "active": {}}, Clock()
+    program = (sys.executable, "-c", f"print({json.dumps(json.dumps(told))})")
+    retrainer = Retrainer(60.0, tmp_path, program, clock)
+    trained = Training(PredictionSettings(), ModelShelf(PredictionSettings(), tmp_path), tmp_path, tmp_path, retrainer)
+    clock.now = 60.0
+    trained.count(ENOUGH_WINDOWS)
+    trained.poll(evidence, {})
+    trained.count(5)
+    wait_until(lambda: trained.poll(evidence, {}) is not None, 30.0, "the training has ended")
+    trained.save()
+    assert json.loads((tmp_path / "training.json").read_text()) == {"windows": left}
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", '{"windows": "many"}', '{"windows": -3}'])
+def test_a_damaged_count_only_makes_the_next_training_later(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "training.json").write_text(damaged)
+    trained, retrainer = training(tmp_path, Clock())
+    trained.save()
+    assert json.loads((tmp_path / "training.json").read_text()) == {"windows": 0}
+    retrainer.close()
+
+
 def test_old_versions_are_deleted_after_a_training(tmp_path: Path, evidence: Evidence) -> None:
     told = {"version": None, "adopted": False, "reason": "x", "candidate": {}, "active": {}}
     retrainer = Retrainer(0.0, tmp_path, program=(sys.executable, "-c", f"print({json.dumps(json.dumps(told))})"))

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from ray.exceptions import ActorUnavailableError
+from trained_trees import add_trees
 
+from cotenant.actors.demand import UNTRAINED
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.prm_actor import Prm
 from cotenant.configs.settings import Settings
+from cotenant.forecasting.datasets.registry import Registry, load_demand
 from cotenant.forecasting.demand import MixtureForecaster
-from cotenant.forecasting.types import HORIZONS_S, DemandProfile, JobMeasurement, Signature
+from cotenant.forecasting.types import (
+    HORIZONS_S,
+    DemandProfile,
+    Forecast,
+    JobMeasurement,
+    Signature,
+    ThroughputPrediction,
+)
 from cotenant.scheduler.core.events import EvidenceGathered, MeasurementsReported
+from cotenant.scheduler.core.models import Models
 
 START = 1_900_000_000.0
 
@@ -304,3 +317,79 @@ def test_a_full_disk_is_told_and_learning_goes_on(
     assert "profiles.json cannot be written" in capsys.readouterr().out
     assert len(scheduler.reports) == 30
     manager.close()
+
+
+# -- models that serve ------------------------------------------------------------------------------------------------
+
+
+def served(prm: Prm, scheduler: Recorder, seconds: range) -> list[Forecast]:
+    """Forecasts of a job with a demand that goes up and down, as the scheduler is told them."""
+    del scheduler.reports[:]
+    for second in seconds:
+        prm.observe(batch("h", window("a", second, 0.2 + 0.1 * (second % 7))))
+    return [report.measurements[0].forecast for report in scheduler.reports]
+
+
+def test_experts_that_become_active_serve_in_the_running_prm(tmp_path: Path, prm: Prm, scheduler: Recorder) -> None:
+    registry = Registry(tmp_path / "models")
+    version = add_trees(registry)
+    served(prm, scheduler, range(10))
+    assert prm.predictions().serving == {"demand": UNTRAINED}
+    registry.activate("demand", version)
+    said = served(prm, scheduler, range(10, 90))[-1]
+    assert prm.predictions().serving == {"demand": f"mixture with trained experts, version {version}"}
+    assert not prm.predictions().warnings
+    wanted, untrained = load_demand(registry, version).forecaster(), MixtureForecaster()
+    begun = 90 - said.windows  # when the PRM took the version up; it learnt before it served
+    for second in range(begun, 90):
+        for forecaster in (wanted, untrained):
+            forecaster.observe(window("a", second, 0.2 + 0.1 * (second % 7)))
+    theirs, plain = wanted.forecast("a"), untrained.forecast("a")
+    assert 10 < begun <= 20
+    assert said.util == (theirs and theirs.util)
+    assert said.util != (plain and plain.util)
+
+
+class Foolish:
+    """A predictor that is always wrong in the same way."""
+
+    name = "foolish"
+
+    def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
+        return [ThroughputPrediction(0.1, 0.123, 0.2)] * len(members)
+
+
+def test_a_slowdown_is_judged_by_the_interference_model_that_has_become_active(
+    prm: Prm, scheduler: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prm._shelf, "wanted", lambda: {"interference": "another"})
+    monkeypatch.setattr(prm._shelf, "load", lambda _versions: Models(Foolish()))
+    for second in range(12):
+        prm.observe(batch("h", window("ga", second)))
+        prm.observe(batch("other", window("xb", second)))
+    sharing(prm, range(12, 30))
+    (score,) = prm.predictions().slowdowns
+    assert score.error is not None
+    assert score.error * score.scored >= 0.7 - 0.123 - 0.02
+
+
+def test_windows_are_counted_for_the_next_training_over_restarts(tmp_path: Path, scheduler: Recorder) -> None:
+    for life in (1, 2):
+        manager = Prm(str(tmp_path), Settings().model_dump_json())
+        for second in range(20):
+            manager.observe(batch("h", window("a", 100 * life + second)))
+        manager.close()
+        assert json.loads((tmp_path / "training.json").read_text()) == {"windows": 20 * life}
+
+
+def test_demand_that_has_changed_for_good_is_drift(prm: Prm, scheduler: Recorder) -> None:
+    rng = np.random.default_rng(0)
+    for second in range(1150):
+        noise, changed = float(rng.random()), second >= 1020
+        util, memory = (noise, 1e9 * (1.0 + noise)) if changed else (0.5 + 0.01 * noise, 1e9)
+        each = replace(window("a", second, util), memory_bytes=memory, memory_peak_bytes=2e9)
+        prm.observe(batch("h", each))
+        assert changed or not prm.predictions().drift
+    told = prm.predictions().drift
+    assert any(" demand, program program a: " in text for text in told)
+    assert any(" demand, memory of program program a: " in text for text in told)

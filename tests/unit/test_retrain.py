@@ -9,19 +9,23 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from interference_tables import measured
+from trained_trees import add_trees
 
 from cotenant.forecasting.datasets.observation_file import save_observations
-from cotenant.forecasting.datasets.registry import SHIPPED, Registry, load_demand, load_interference
+from cotenant.forecasting.datasets.registry import SHIPPED, DemandExperts, Registry, load_demand, load_interference
 from cotenant.forecasting.datasets.signature_store import SignatureStore
 from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.interference.physics import SHARES_START, queue, shares
 from cotenant.forecasting.signatures import to_row
-from cotenant.forecasting.training import retrain
+from cotenant.forecasting.training import candidates, retrain
 from cotenant.forecasting.training.candidates import OWN_DATA, newest_groups, surely_worse
 from cotenant.forecasting.types import Signature
 
@@ -313,6 +317,73 @@ def test_demand_is_learnt_from_the_store(registry: Registry, store: Path, capsys
         assert {each.kind for each in load_demand(registry, line["version"]).util} == {"gru", "tcn", "trees"}
         assert demand(registry.root, store) == 0
         assert "nothing was recorded since" in told(capsys)["reason"]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "untrained", "active", "reason"),
+    [
+        (1.01, 1.0, None, "worse than the untrained mixture"),
+        (1.006, 1.0, 1.05, "worse than the untrained mixture"),  # though better than what is active
+        (1.006, 1.05, 1.0, "worse than 2026"),
+    ],
+)
+def test_demand_that_is_worse_than_what_serves_or_than_nothing_trained_is_not_adopted(
+    *,
+    registry: Registry,
+    store: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    candidate: float,
+    untrained: float,
+    active: float | None,
+    reason: str,
+) -> None:
+    asked: list[int] = []
+
+    def figures(folds: list[object]) -> SimpleNamespace:
+        """Of the candidate first and then, where there is one, of what is active: for both quantities."""
+        asked.append(len(folds))
+        theirs = active is not None and len(asked) % 2 == 0
+        return SimpleNamespace(
+            metrics={candidates.RELATIVE: active if theirs else candidate},
+            baselines={f"{candidates.UNTRAINED}, {candidates.RELATIVE}": untrained},
+        )
+
+    monkeypatch.setattr(candidates, "combined", figures)
+    monkeypatch.setattr(candidates, "fit_demand", lambda *_: {})
+    version = None
+    if active is not None:
+        monkeypatch.setattr(retrain, "load_demand", lambda *_: DemandExperts((), ()))
+        version = add_trees(registry)
+        registry.activate("demand", version)
+    assert demand(registry.root, store) == 0
+    line = told(capsys)
+    assert (line["adopted"], line["version"]) == (False, None)
+    assert line["reason"].startswith(reason)
+    assert registry.active("demand") == version
+
+
+def own_rate(name: str) -> float:
+    """Steps per second, from 10 to 100, that are a job's own."""
+    return float(10.0 ** (1 + int(sha256(name.encode()).hexdigest()[:6], 16) / 16**6))
+
+
+@pytest.mark.parametrize(("mode", "kinds"), [("mps", {"shares"}), ("timeslice", {"queue", "fair"})])
+def test_how_the_gpus_are_shared_is_found_out(
+    registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str, kinds: set[str]
+) -> None:
+    pairs = []
+    for each in here():
+        jobs = [replace(job, solo_step_rate=own_rate(job.fingerprint)) for job in (each.focal, *each.others)]
+        u, v = (np.array(job.util_mean) for job in jobs)
+        ratio = np.log(own_rate(jobs[1].fingerprint) / own_rate(jobs[0].fingerprint))
+        n = float(shares(u, v, ratio, SHARES_START) if mode == "mps" else queue(u, v, np.array(0.0)))
+        pairs.append(replace(each, focal=jobs[0], others=(jobs[1],), throughput=n, low=0.99 * n, high=n))
+    save_observations(tmp_path / "pairs.jsonl", pairs)
+    assert run(registry.root, tmp_path / "pairs.jsonl") == 0
+    line = told(capsys)
+    assert line["adopted"], line["reason"]
+    assert load_interference(registry, line["version"]).models["gpu-x"].physics.kind in kinds
 
 
 def test_demand_of_too_few_programs(registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,8 +48,8 @@ def test_a_forecast_is_scored_when_its_moment_comes() -> None:
 def test_every_horizon_is_scored_in_its_turn() -> None:
     scores = ForecastScores()
     rows = play(scores, 1200)
-    counts = {horizon: len(of(rows, horizon)) for horizon in (1, 5, 60, 300)}
-    assert counts == {1: 1199, 5: 1195, 60: 114, 300: 15}
+    counts = {horizon: len(of(rows, horizon)) for horizon in (1, 5, 60, 300, 900)}
+    assert counts == {1: 1199, 5: 1195, 60: 114, 300: 15, 900: 5}
     assert len(of(rows, 300, "peak")) == 15
     score = scores.score("job")
     assert score is not None

@@ -12,7 +12,10 @@ import pandas as pd
 import pytest
 from command_line import invoke
 from interference_tables import world
+from registering import card, text
 
+from cotenant._models import note_licence
+from cotenant.forecasting.datasets.model_card import DataSource
 from cotenant.forecasting.datasets.pair_sources import read_pair_data
 from cotenant.forecasting.datasets.registry import SHIPPED, Registry, load_demand, load_interference
 from cotenant.forecasting.datasets.series_sources import from_signatures, read_series_data
@@ -141,6 +144,19 @@ def test_demand_from_recordings(registry: Registry, recordings: Path, monkeypatc
     assert "non-commercial, ours" in listed
     assert "util: MAE / persistence" in listed
     assert "RESTRICTED" in invoke("models", "show", "demand", version[:16], *at(registry))[1]
+
+
+def test_data_of_many_files_is_told_in_short_and_its_licence_once(
+    registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = tuple(DataSource(f"{'a long name ' * 8}{k}", "non-commercial", f"{k}" * 64, 40) for k in range(4))
+    made = card(data=sources)
+    registry.add("interference", made, text)
+    listed = invoke("models", "list", "interference", *at(registry))[1]
+    assert "and 3 more (160 rows)" in listed
+    assert max(map(len, listed.splitlines())) < 300
+    note_licence(made)
+    assert capsys.readouterr().err.count("mind what that forbids") == 1
 
 
 def test_demand_from_a_signature_store(tmp_path: Path) -> None:

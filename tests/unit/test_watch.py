@@ -58,6 +58,12 @@ def test_forecasts_are_scored_and_logged_when_their_moment_comes(watch: Watch, t
     assert log.loc[log["quantity"] == "util", "actual"].eq(0.5).all()
 
 
+def test_how_often_peaks_were_exceeded_is_told_where_it_is_looked_at(watch: Watch) -> None:
+    run(watch, 362)
+    scores = {each.horizon_s: each.memory_peaks_under for each in watch.demand_scores() or []}
+    assert scores == {1: None, 5: None, 60: None, 300: 0.0}
+
+
 def test_a_measurement_is_predicted_before_it_is_known_and_known_afterwards(watch: Watch, tmp_path: Path) -> None:
     watch.slowdowns("host", START, [measured(0.97)])
     (first,) = watch.slowdown_scores()
