@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -36,15 +37,20 @@ class CpuEnforcement(ShareFile):
     def __init__(self, host_cores: Sequence[int] | None = None, groups: MemoryGroups | None = None) -> None:
         self._host_cores = sorted(os.sched_getaffinity(0) if host_cores is None else host_cores)
         self._groups = groups
+        self._groups_lock = threading.Lock()  # starts and ``tend`` are in different threads
+        self._starting: dict[Path, list[str]] = {}  # names of groups whose jobs ``tend`` has not been told of yet
 
     def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
         """See ``EnforcementBackend.admit``: a job that is strictly kept apart gets memory groups, if there are any."""
         if self._groups is None or isolation != "hard":
             return
-        made = [
-            self._groups.create(f"{job_dir.name}.{index}", _with_slack(share.memory_bytes))
-            for index, share in enumerate(shares)
-        ]
+        names = [f"{job_dir.name}.{index}" for index in range(len(shares))]
+        with self._groups_lock:
+            self._starting[job_dir] = names
+            made = [
+                self._groups.create(name, _with_slack(share.memory_bytes))
+                for name, share in zip(names, shares, strict=True)
+            ]
         runner.write_json(str(job_dir / GROUPS), {"groups": [str(group) for group in made]})
 
     def apply(self, job_dir: Path, shares: Sequence[Share], epoch: int, revision: int) -> None:
@@ -64,14 +70,26 @@ class CpuEnforcement(ShareFile):
     def guarantees(self, job_dir: Path, report: JobReport) -> str:
         """See ``EnforcementBackend.guarantees``."""
         said = super().guarantees(job_dir, report)
-        if not self._of(job_dir):
+        groups = self._of(job_dir)
+        if not groups:
             return said
+        if not all(group.is_dir() for group in groups):
+            return f"{said}; its memory group is gone: its processes are not held together"
         return f"{said}; its processes on the device are killed when together they outgrow their memory share"
 
     def tend(self, job_dirs: Sequence[Path]) -> None:
-        """See ``EnforcementBackend.tend``: removes the groups of jobs that are gone."""
-        if self._groups is not None:
-            self._groups.remove_all_but(group.name for job_dir in job_dirs for group in self._of(job_dir))
+        """See ``EnforcementBackend.tend``: removes the groups of jobs that are gone, and of starts that failed."""
+        if self._groups is None:
+            return
+        known = set(job_dirs)
+        kept = [group.name for job_dir in job_dirs for group in self._of(job_dir)]
+        with self._groups_lock:
+            self._starting = {
+                job_dir: names
+                for job_dir, names in self._starting.items()
+                if job_dir not in known and job_dir.exists()  # the directory goes when a start fails
+            }
+            self._groups.remove_all_but([*kept, *(name for names in self._starting.values() for name in names)])
 
     def close(self) -> None:
         """See ``EnforcementBackend.close``."""

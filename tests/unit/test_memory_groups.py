@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -282,6 +283,41 @@ def test_a_job_that_is_kept_apart_gets_a_group_and_others_do_not(tmp_path, monke
     assert not limit.exists()
     cpu.close()
     assert not groups.base.exists()
+
+
+def test_the_group_of_a_job_that_is_being_started_stays(tmp_path, monkeypatch):
+    """The enforcement loop knows of a job only once it runs; its group is empty until then."""
+    kernel = Kernel(tmp_path, monkeypatch, 1)
+    cpu = CpuEnforcement([0], kernel.find())
+    gpus = [GpuInfo("g", "cpu-core", 0, 1 << 30, {"CUDA_VISIBLE_DEVICES": ""}, (0,))]
+    started, failed = tmp_path / "started.1", tmp_path / "failed.1"
+    for job_dir in (started, failed):
+        job_dir.mkdir()
+        cpu.admit(job_dir, gpus, [Share("g", 600 * MIB, 1.0)], "hard")
+    base = cpu._groups.base
+    cpu.tend([])
+    assert (base / "started.1.0").is_dir()
+    assert (base / "failed.1.0").is_dir()
+    shutil.rmtree(failed)  # as the launcher does when a start fails
+    cpu.tend([])
+    assert (base / "started.1.0").is_dir()
+    assert not (base / "failed.1.0").exists()
+    cpu.tend([started])
+    cpu.tend([])  # it ran, and has ended
+    assert not (base / "started.1.0").exists()
+
+
+def test_a_group_that_is_gone_is_not_said_to_hold(tmp_path, monkeypatch):
+    kernel = Kernel(tmp_path, monkeypatch, 1)
+    cpu = CpuEnforcement([0], kernel.find())
+    gpus = [GpuInfo("g", "cpu-core", 0, 1 << 30, {"CUDA_VISIBLE_DEVICES": ""}, (0,))]
+    job_dir = tmp_path / "hard.1"
+    job_dir.mkdir()
+    cpu.admit(job_dir, gpus, [Share("g", 600 * MIB, 1.0)], "hard")
+    assert "killed when together" in cpu.guarantees(job_dir, cpu.report(job_dir, 0.0))
+    (cpu._groups.base / "hard.1.0").rmdir()
+    said = cpu.guarantees(job_dir, cpu.report(job_dir, 0.0))
+    assert said.endswith("its memory group is gone: its processes are not held together")
 
 
 def test_the_kernel_kills_who_outgrows_its_group():
