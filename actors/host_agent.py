@@ -241,8 +241,8 @@ class HostAgent:
                 saves=spec.hints.checkpoint == "own",
             )
         except LaunchError as error:
-            failed = StartFailed(spec.job_id, command.epoch, self._host_id, str(error), error.exit_code, error.retry)
-            self._uplink.tell(failed)
+            key = spec.job_id, command.epoch, self._host_id
+            self._uplink.tell(StartFailed(*key, str(error), error.exit_code, error.retry, error.retry_after_s))
         except (RuntimeEnvSetupError, GetTimeoutError) as error:
             self._uplink.tell(StartFailed(spec.job_id, command.epoch, self._host_id, f"runtime environment: {error}"))
         except RayError as error:

@@ -25,7 +25,7 @@ from cotenant.actors import jobfiles, jobrecords, launchspec, runner
 from cotenant.actors.checkpoints import CHECKPOINTS, Checkpoints, lease_variables
 from cotenant.actors.clock import SteadyClock
 from cotenant.actors.devices.base import GpuInfo
-from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand
+from cotenant.actors.enforcement.base import EnforcementBackend, ServiceDown, StaleCommand
 from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.jobrecords import Exited, Held, JobRecord, Launched, Phase
 from cotenant.actors.launchspec import LaunchError
@@ -180,7 +180,9 @@ class Launcher:
                 shutil.rmtree(job_dir, ignore_errors=True)
                 if not isinstance(error, OSError):
                     raise
-                raise LaunchError(f"cannot start on this host: {error}", exit_code=1, retry=True) from error
+                wait_s = error.wait_s if isinstance(error, ServiceDown) else None
+                reason = f"cannot start on this host: {error}"
+                raise LaunchError(reason, exit_code=1, retry=True, retry_after_s=wait_s) from error
 
     def is_over(self, job_id: str, epoch: int) -> bool:
         """Whether this epoch of the job will not start here (any more)."""

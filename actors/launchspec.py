@@ -45,11 +45,20 @@ class LaunchError(RuntimeError):
     Attributes:
         exit_code: What a shell would return.
         retry: Whether another try makes sense.
+        retry_after_s: What serves the host's GPUs let the job down, and may be there then; None = it did not.
     """
 
-    def __init__(self, reason: str, *, exit_code: int = runner.EXIT_NOT_EXECUTABLE, retry: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        exit_code: int = runner.EXIT_NOT_EXECUTABLE,
+        retry: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
         self.exit_code = exit_code
         self.retry = retry
+        self.retry_after_s = retry_after_s
         super().__init__(reason)
 
 

@@ -28,6 +28,18 @@ class StaleCommand(Exception):
     """The command's fencing token is not newer than what is in force; nothing was changed."""
 
 
+class ServiceDown(OSError):
+    """What serves the GPU is not there: no fault of the job that needs it.
+
+    Attributes:
+        wait_s: Seconds after which it may be there.
+    """
+
+    def __init__(self, reason: str, wait_s: float) -> None:
+        self.wait_s = wait_s
+        super().__init__(reason)
+
+
 @dataclass(frozen=True, slots=True)
 class Ceiling:
     """The most of one GPU that a job's processes can ever get, whatever share they are granted: set when they start.

@@ -18,7 +18,7 @@ from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.devices.nvml.watchdog import begin
 from cotenant.actors.enforcement import mpscontrol
-from cotenant.actors.enforcement.base import DETACH_S, Ceiling
+from cotenant.actors.enforcement.base import DETACH_S, Ceiling, ServiceDown
 from cotenant.actors.enforcement.choice import GUARANTEES, Method
 from cotenant.actors.enforcement.mps import MpsService
 from cotenant.actors.enforcement.pausing import CheckpointPause, Pause
@@ -95,10 +95,11 @@ class MpsEnforcement(TimeSliceEnforcement):
     def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
         """See ``EnforcementBackend.admit``: has a daemon that takes clients, and settles the caps."""
         (gpu,), (share,) = gpus, shares
+        service = self._service(gpu.gpu_id)
         try:
-            daemon = self._service(gpu.gpu_id).ensure()
+            daemon = service.ensure()
         except mpscontrol.MpsError as error:
-            raise OSError(f"MPS on {gpu.gpu_id}: {error}") from error
+            raise ServiceDown(f"MPS on {gpu.gpu_id}: {error}", service.pause_s()) from error
         record: dict[str, object] = {"gpu_id": gpu.gpu_id, "daemon": daemon}
         if isolation != "none":
             record |= {"memory_bytes": share.memory_bytes, "compute": min(1.0, COMPUTE_ROOM * share.compute)}

@@ -57,6 +57,11 @@ class MpsService:
             return f"its daemon failed {self._failures} times in a row"
         return ""
 
+    def pause_s(self) -> float:
+        """Seconds until a job may start on this GPU, if its daemon then does; without MPS at once."""
+        with self._notes:
+            return 0.0 if self.missing() else max(0.0, self._not_before - self._clock())
+
     def ensure(self) -> int:
         """Have a daemon that takes clients, and return its process id.
 

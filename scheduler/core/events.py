@@ -131,7 +131,10 @@ class ResourcesAsked:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """A host agent could not start the job; ``retry`` says whether another try makes sense."""
+    """A host agent could not start the job; ``retry`` says whether another try makes sense.
+
+    ``retry_after_s``: What serves the host's GPUs let it down, and may be there after so many seconds.
+    """
 
     job_id: str
     epoch: int
@@ -139,6 +142,7 @@ class StartFailed:
     reason: str
     exit_code: int = 1
     retry: bool = False
+    retry_after_s: float | None = None
     kind: Literal["start_failed"] = "start_failed"
 
 

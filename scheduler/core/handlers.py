@@ -157,20 +157,24 @@ def job_started(turn: Turn, event: JobStarted) -> None:
         return
     job = replace(job, started_hosts=job.started_hosts | {event.host_id}, ceiling=event.ceiling)
     if job.started_hosts.issuperset(job.hosts):
-        job = replace(advance(job, JobState.RUNNING, turn.now, "all its processes run"), started_at=turn.now)
+        job = advance(job, JobState.RUNNING, turn.now, "all its processes run")
+        job = replace(job, started_at=turn.now, let_down=0)
         if job.spec.hints.expected_duration_s is not None:
             turn.state.note_progress(job, Progress(job.done_s, turn.now, job.predicted or 1.0))
     turn.state.put(job)
 
 
 def start_failed(turn: Turn, event: StartFailed) -> None:
-    """Try again later when that makes sense; the job did not run, so its restart policy does not matter."""
+    """Try again later when that makes sense; the job did not run, so its restart policy does not matter. Nor does it
+    count as a restart when the host's services let it down.
+    """
     job = _current(turn, event.job_id, event.epoch, event.host_id)
     if job is None:
         return
     reason = f"could not be started: {event.reason}"
     policies = ALWAYS if event.retry else ()
-    ending = turn.another_try(job, reason, policies, exit_code=event.exit_code, backoff=True)
+    wait_s = event.retry_after_s
+    ending = turn.another_try(job, reason, policies, exit_code=event.exit_code, backoff=True, wait_s=wait_s)
     turn.leave(job, event.host_id, ending)
 
 

@@ -215,6 +215,7 @@ class Ending:
         exit_code: The exit code to report; None = what the job's processes returned.
         backoff: Wait before the next try, longer after every failure (only with QUEUED).
         interruption: The job did nothing wrong: it does not count as a restart.
+        wait_s: The host let its start down: it waits so long for the next, which does not count as a restart either.
     """
 
     state: JobState
@@ -222,6 +223,7 @@ class Ending:
     exit_code: int | None = None
     backoff: bool = False
     interruption: Interruption | None = None
+    wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +370,7 @@ class Job:
     lease: Lease | None = None
     epoch: int = 0
     restarts: int = 0
+    let_down: int = 0  # how many of its starts have failed in a row because of what serves a host's GPUs
     started_hosts: HostIds = frozenset()
     started_at: float | None = None
     ended_at: float | None = None

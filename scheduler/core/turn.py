@@ -22,6 +22,7 @@ from cotenant.scheduler.core.transitions import advance
 
 BACKOFF_S = 1.0  # before the second try; doubles with every failure
 MAX_BACKOFF_S = 300.0
+MOST_LET_DOWN = 100  # starts in a row that the hosts' services may fail: each one beyond that is a try like any other
 
 
 class Turn:
@@ -90,7 +91,14 @@ class Turn:
                 self._stops.append(stop_command(job, host_id, reason, self.state.settings))
 
     def another_try(
-        self, job: Job, reason: str, policies: Sequence[RestartPolicy], *, exit_code: int | None = None, backoff: bool
+        self,
+        job: Job,
+        reason: str,
+        policies: Sequence[RestartPolicy],
+        *,
+        exit_code: int | None = None,
+        backoff: bool,
+        wait_s: float | None = None,
     ) -> Ending:
         """Return the ending of a job that did not end by itself or ended badly: another try, or failure.
 
@@ -100,9 +108,15 @@ class Turn:
             policies: Restart policies which allow another try after that.
             exit_code: Reported when the job fails.
             backoff: Wait before the next try.
+            wait_s: The host's services let it down, and may be there after so many seconds; None = they did not.
         """
         if job.spec.hints.restart not in policies or job.was_held:
             return Ending(JobState.FAILED, reason, exit_code)
+        if wait_s is not None and job.let_down < MOST_LET_DOWN:
+            wait_s = min(MAX_BACKOFF_S, max(BACKOFF_S, wait_s))
+            return Ending(
+                JobState.QUEUED, f"{reason}; once more in {wait_s:.0f} s, no restart of its own", wait_s=wait_s
+            )
         limit = self.state.settings.lease.max_restarts
         if job.restarts >= limit:
             return Ending(JobState.FAILED, f"{reason}; gave up after {job.restarts} restarts", exit_code)
@@ -138,7 +152,9 @@ class Turn:
             job = replace(job, exit_code=None, queued_at=self.now - waited_s)  # only waiting counts as waiting
             leaves_it = ending.interruption is not None and ending.interruption.starts_over
             job = replace(job, anchor=job.hosts[0] if self._is_bound(job) and not leaves_it else None)
-        if ending.state is JobState.QUEUED and ending.interruption is None:
+        if ending.wait_s is not None:
+            job = replace(job, let_down=job.let_down + 1, not_before=self.now + ending.wait_s)
+        elif ending.state is JobState.QUEUED and ending.interruption is None:
             wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(job.restarts, 30)) if ending.backoff else 0.0
             not_before = self.now + wait_s if wait_s else 0.0
             job = replace(job, restarts=job.restarts + 1, not_before=not_before)

@@ -14,6 +14,7 @@ from agents import job_spec, make_agent
 from fake_mps import FakeMps
 from nvml_standin import Standin
 from nvml_standin.inprocess import loaded
+from scheduling import Driver
 from support import wait_until
 
 from cotenant.actors import runner
@@ -22,6 +23,9 @@ from cotenant.actors.host_agent import HostAgent
 from cotenant.configs.settings import DeviceSettings, EnforcementSettings, Settings
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.commands import ResizeShares, StartJob, StopJob
+from cotenant.scheduler.core.events import Tick
+from cotenant.scheduler.core.model import Gpu
+from cotenant.scheduler.core.model import Host as CoreHost
 
 GIB = 1 << 30
 GPUS = tuple(f"gpu {index} uuid=GPU-{name} total={16 * GIB}" for index, name in enumerate("ab"))
@@ -202,6 +206,42 @@ def test_the_device_loop_does_not_wait_for_the_power_limit_of_a_gpu_that_comes_l
         agent.shut_down()
         assert limits() == [700_000, 700_000]
         library.close()
+
+
+@pytest.mark.parametrize("how", ["refuse", "hang", "stuck"])
+def test_a_job_outlasts_a_daemon_that_never_starts_and_then_runs_without(host, monkeypatch, how):
+    """Agent, service and scheduling core together; only their clock is not the real one."""
+    monkeypatch.setattr(mps, "START_S", 0.3)
+    monkeypatch.setattr(mps, "BACKOFF_S", 1.0)
+    host.fake.say(gpu="GPU-a", how=how)
+    gpu = Gpu("GPU-a", "h1", "H100", 0, 16 * GIB)
+    driver = Driver(CoreHost("h1", "h1.example", (gpu,), joined_at=0.0))
+    host.agent._enforcement._services["GPU-a"]._clock = lambda: driver.now
+    began, tries = driver.now, 0
+    driver.submit(job_spec("job", *SLEEP))
+    while driver.state("job") != "RUNNING" and driver.now < began + 100.0:
+        if not driver.commands:
+            driver.do(Tick(), after_s=0.5)
+            continue
+        tries += 1
+        assert host.agent.apply(driver.commands) == []
+        wait_until(lambda: not host.agent._preparing, 20, "its start has come to an end")
+        driver.do(host.told("job")[-1], after_s=0.0)
+    assert (driver.state("job"), driver.job("job").restarts) == ("RUNNING", 0), driver.job("job").reason
+    assert tries == mps.MOST_FAILURES + 1, "every try is one of the daemon's too"
+    assert host.fake.asked.count("-d GPU-a") == mps.MOST_FAILURES
+    assert "no MPS: its daemon failed 5 times in a row" in host.agent._launcher.guarantees("job")
+    host.fake.say(gpu="GPU-a", how="")
+
+
+def test_what_falls_into_the_pause_after_a_failure_is_told_when_it_ends(host):
+    service = host.agent._enforcement._services["GPU-a"]
+    service._clock = lambda: 10.0
+    service._failed, service._not_before = "it died", 17.0
+    host.start("job", "GPU-a")
+    wait_until(lambda: host.told("job"), 10, "it is told")
+    (failed,) = host.told("job")
+    assert (failed.retry, failed.retry_after_s) == (True, 7.0)
 
 
 def test_an_agent_whose_daemons_hang_is_shut_down_in_time(host, monkeypatch):

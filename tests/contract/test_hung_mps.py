@@ -332,7 +332,9 @@ def test_after_failures_in_a_row_the_gpu_does_without_mps(host, monkeypatch):
         with pytest.raises(LaunchError, match=r"MPS on GPU-a: .*(does not answer|did not return)") as caught:
             host.launch("job", epoch=epoch)
         assert caught.value.retry
+        assert caught.value.retry_after_s is not None
         time.sleep(mps.BACKOFF_S * 2**epoch)
+    monkeypatch.setattr(mps, "START_S", 60.0)  # the daemon of the other GPU is well, and may take its time
     env = host.environ(host.command_pid(host.launch("job", epoch=MOST_FAILURES + 1)))
     assert not Path(env["CUDA_MPS_PIPE_DIRECTORY"]).exists()
     assert "no MPS: its daemon failed 5 times in a row" in host.launcher.guarantees("job")

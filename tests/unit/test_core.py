@@ -10,6 +10,7 @@ import pytest
 from scheduling import GIB, Driver, half, host, measurement, profile, report, settings, spec
 
 from cotenant.configs.settings import PlacementSettings, ResizeSettings
+from cotenant.scheduler.core import turn
 from cotenant.scheduler.core.commands import Command, StartJob
 from cotenant.scheduler.core.events import (
     ClientLost,
@@ -142,6 +143,45 @@ def test_failures_are_tried_again_with_growing_patience_and_then_given_up() -> N
     driver.do(StartFailed("a", 3, "h1", "busy", exit_code=5, retry=True))
     assert (driver.state("a"), driver.job("a").exit_code) == ("FAILED", 5)
     assert driver.job("a").reason == "could not be started: busy; gave up after 2 restarts"
+
+
+def test_a_start_that_the_hosts_services_let_down_is_no_restart_and_waits_until_they_may_be_there() -> None:
+    driver = Driver(host())
+    driver.submit(half("a", restart="never"))
+    for epoch, (told, wait_s) in enumerate([(7.0, 7.0), (0.0, 1.0), (1e9, 300.0), (2.0, 2.0)], start=1):
+        driver.do(StartFailed("a", epoch, "h1", "no daemon", retry=True, retry_after_s=told))
+        assert driver.state("a") == "QUEUED"
+        assert driver.do(Tick(), after_s=wait_s - 0.5) == []
+        assert [c.kind for c in driver.do(Tick(), after_s=0.5)] == ["start"]
+    assert driver.job("a").restarts == 0
+    assert driver.job("a").history[-2].reason == (
+        "could not be started: no daemon; once more in 2 s, no restart of its own"
+    )
+    driver.do(StartFailed("a", 5, "h1", "busy", retry=True))
+    assert driver.job("a").history[-1].reason == "could not be started: busy; restart 1 of 2"
+
+
+def test_services_that_never_let_a_job_start_do_not_have_it_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn, "MOST_LET_DOWN", 3)
+    driver = Driver(host())
+    driver.submit(half("a"))
+    tries = 0
+    while driver.state("a") != "FAILED":
+        if driver.state("a") == "STARTING":
+            tries += 1
+            driver.do(StartFailed("a", tries, "h1", "no daemon", retry=True, retry_after_s=2.0))
+        driver.do(Tick(), after_s=2.0)
+    assert tries == 3 + 2 + 1
+    assert driver.job("a").reason == "could not be started: no daemon; gave up after 2 restarts"
+
+
+def test_a_job_that_has_run_may_be_let_down_anew() -> None:
+    driver = Driver(host())
+    driver.submit(half("a"))
+    driver.do(StartFailed("a", 1, "h1", "no daemon", retry=True, retry_after_s=1.0))
+    assert driver.job("a").let_down == 1
+    driver.start_all(driver.do(Tick()))
+    assert (driver.state("a"), driver.job("a").let_down) == ("RUNNING", 0)
 
 
 def test_a_start_that_takes_too_long_is_stopped_and_tried_again() -> None:

@@ -324,7 +324,7 @@ class Cluster(RuleBasedStateMachine):
             self.report_of(agent)
 
     @precondition(lambda self: self.parts("starting"))
-    @rule(data=st.data(), how=st.sampled_from(["ok", "retry", "bad"]))
+    @rule(data=st.data(), how=st.sampled_from(["ok", "retry", "let down", "bad"]))
     def a_start_comes_to_an_end(self, data: st.DataObject, how: str) -> None:
         agent, job_id, part = data.draw(st.sampled_from(self.parts("starting")))
         host_id = agent.host.host_id
@@ -332,7 +332,9 @@ class Cluster(RuleBasedStateMachine):
             part.phase = "running"
             agent.outbox.append(JobStarted(job_id, part.epoch, host_id))
         else:
-            agent.end(job_id, StartFailed(job_id, part.epoch, host_id, how, retry=how == "retry"))
+            wait_s = 2.0 if how == "let down" else None
+            failed = StartFailed(job_id, part.epoch, host_id, how, retry=how != "bad", retry_after_s=wait_s)
+            agent.end(job_id, failed)
 
     @precondition(lambda self: self.parts("running", "stopping"))
     @rule(data=st.data(), code=st.sampled_from([0, 0, 0, 1, -9, None]), heard=st.booleans())
