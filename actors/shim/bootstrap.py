@@ -91,8 +91,7 @@ def _tell_of_want_of_memory(job_dir: str) -> None:
     before = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
-        text = str(error) if issubclass(kind, RuntimeError) else ""
-        if issubclass(kind, MemoryError) or kind.__name__ == "OutOfMemoryError" or "can't allocate memory" in text:
+        if _wants_memory(kind, error):
             try:
                 with open(f"{job_dir}/{OUT_OF_MEMORY}", "w", encoding="ascii"):
                     pass
@@ -101,6 +100,16 @@ def _tell_of_want_of_memory(job_dir: str) -> None:
         before(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _wants_memory(kind: Any, error: Any) -> bool:
+    """Whether an error says that there was too little of what the share is of: on a GPU that is its own memory only."""
+    text = str(error) if issubclass(kind, RuntimeError) else ""
+    if kind.__name__ == "OutOfMemoryError":  # torch's, of a device
+        return True
+    if os.environ.get("COTENANT_DEVICE") == "cuda":
+        return "CUDA out of memory" in text or "CUDA error: out of memory" in text
+    return issubclass(kind, MemoryError) or "can't allocate memory" in text
 
 
 def when_imported(action: Callable[[Any], None]) -> None:

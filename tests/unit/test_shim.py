@@ -14,6 +14,7 @@ import pytest
 from support import wait_until
 
 import cotenant.actors.shim
+from cotenant.actors.shim import bootstrap
 from cotenant.actors.shim.process import Config, DeviceProcess
 from cotenant.actors.shim.reportfile import Controls, ProcessReport, read_reports
 from cotenant.actors.shim.shareword import ShareRecord, create
@@ -451,3 +452,29 @@ def test_a_subprocess_does_not_keep_the_limit_it_was_born_with(new_job):
     assert process.stdout.readline() == "limited\n"
     job.writer.write(0, job.share._replace(revision=1, memory_bytes=400 * MIB))
     assert process.communicate(timeout=10) == ("fits\n", "")
+
+
+TORCH_OOM = type("OutOfMemoryError", (RuntimeError,), {})
+
+
+@pytest.mark.parametrize(
+    ("error", "on_cores", "on_a_gpu"),
+    [
+        (TORCH_OOM("CUDA out of memory. Tried to allocate 2.00 GiB"), True, True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), False, True),  # torch before 1.13
+        (RuntimeError("CUDA error: out of memory"), False, True),
+        (MemoryError(), True, False),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True, False),
+        (RuntimeError("nan"), False, False),
+        (ValueError("CUDA out of memory"), False, False),
+    ],
+)
+def test_on_a_gpu_only_its_own_memory_counts(tmp_path, monkeypatch, error, on_cores, on_a_gpu):
+    """The host's is no part of a share of a GPU: more of the GPU would not help."""
+    for device, counts in (("cpu", on_cores), ("cuda", on_a_gpu)):
+        (tmp_path / device).mkdir()
+        monkeypatch.setenv("COTENANT_DEVICE", device)
+        monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+        bootstrap._tell_of_want_of_memory(str(tmp_path / device))
+        sys.excepthook(type(error), error, None)
+        assert (tmp_path / device / bootstrap.OUT_OF_MEMORY).exists() == counts
