@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from cotenant.scheduler import transport
 from cotenant.scheduler.core.model import Hints, JobSpec, Wish
 from cotenant.scheduler.errors import HintError, JobNotFound, NotAccepted
-from cotenant.scheduler.fingerprint import fingerprint
+from cotenant.scheduler.fingerprint import NAMELESS, fingerprint
 from cotenant.scheduler.hints import check_job_id
 from cotenant.scheduler.specs import check_command, check_reason, check_spec, tidy_name
 from cotenant.scheduler.tuning import Changes
@@ -119,7 +119,7 @@ class Client:
             cwd=cwd if cwd is not None else str(Path.cwd()),
             env=dict(os.environ if env is None else env) if kind == "command" else {},
             hints=hints,
-            fingerprint=fingerprint(command or (name or "lease",)),
+            fingerprint=fingerprint(command or (name or "",)) if command or name else NAMELESS,
             submitted_at=time.time(),
             attached=attached,
             submit_host=here,

@@ -195,6 +195,9 @@ def job_exited(turn: Turn, event: JobExited) -> None:
         if event.out_of_memory and job.ending is None:
             job, ending = _out_of_memory(turn, job, reason, code)
     turn.leave(job, event.host_id, ending, code)
+    after = turn.state.jobs.get(job.spec.job_id)
+    if after is not None and after.state is JobState.SUCCEEDED:
+        outgrown.ended_well(turn.state, job)
 
 
 def _out_of_memory(turn: Turn, job: Job, reason: str, code: int) -> tuple[Job, Ending]:
@@ -304,6 +307,7 @@ def _measured(turn: Turn, measurement: JobMeasurement) -> None:
         return
     profile = state.identified(job.spec, _within_the_device(measurement.profile))
     _note_pace(turn, job, signature, profile)
+    job = outgrown.note_use(state, job, signature)
     usage = Usage(signature, _signal(measurement), turn.now)
     state.usage.setdefault(measurement.job_id, {})[gpu_id] = usage
     turn.measured[gpu_id] = None

@@ -253,11 +253,13 @@ class Outgrown:
         job_id: That run.
         had_bytes: Its share.
         memory_bytes: What it was tried with then.
+        hint_bytes: Its memory hint.
     """
 
     job_id: str
     had_bytes: int
     memory_bytes: int
+    hint_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +383,7 @@ class Job:
     profile: DemandProfile | None = None
     predicted: float | None = None  # predicted normalised throughput n with the present neighbours
     memory_hint_corrected: int | None = None  # learnt from an overrun, its own or its program's: replaces the hint
+    memory_used_bytes: int | None = None  # the most it was measured at, while others of its program had too little
     not_placeable: bool = False  # ended because no device could ever take it
     seq: int = 0  # order of submission
     hosts: tuple[str, ...] = ()  # hosts of the present lease

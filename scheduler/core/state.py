@@ -66,7 +66,7 @@ class State:
         gpus: Their GPUs by id.
         profiles: What is known of each fingerprint.
         typed_profiles: The same by GPU type, of programs that ran while the cluster had several.
-        outgrown: By fingerprint, the memory that programs need of which a run had too little.
+        outgrown: By program (``outgrown.program_of``), the memory that is needed where a run had too little.
         usage: Last measurement by job id and GPU id.
         resize_memory: What resizing remembers, by GPU id.
         reported_at: When each host last reported measurements.

@@ -11,8 +11,9 @@ from scheduling import GIB, Driver, host, measurement, profile, report, spec
 from cotenant.scheduler.core import queries
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import HostJoined, HostLost, JobExited, MemoryOverrun
-from cotenant.scheduler.core.model import JobSpec
+from cotenant.scheduler.core.model import JobSpec, Outgrown
 from cotenant.scheduler.core.state import State
+from cotenant.scheduler.fingerprint import NAMELESS
 
 
 def run_of(program: str, job_id: str, memory: int | None = 2 * GIB, **hints: Any) -> JobSpec:
@@ -85,8 +86,110 @@ def test_a_hint_above_it_counts_and_may_turn_out_too_small_as_well() -> None:
     assert memory(driver, "b") == 4.0
     fail(driver, "b")
     end(driver, "b")
-    driver.run(run_of("p", "c"))
+    driver.run(run_of("p", "c", 4 * GIB))
     assert memory(driver, "c") == 6.0
+
+
+@pytest.mark.parametrize("hint", [1, 2.5])
+def test_another_hint_below_it_counts_too(hint: float) -> None:
+    """Whoever changes the hint may have changed the program; what is wrong about it shows at once."""
+    driver = Driver(host())
+    driver.run(run_of("p", "a"))
+    fail(driver, "a")
+    end(driver, "a")
+    driver.run(run_of("p", "b", int(hint * GIB)))
+    assert memory(driver, "b") == hint
+    fail(driver, "b")
+    assert memory(driver, "b") == hint * 1.5
+
+
+@pytest.mark.parametrize("changed", [{"tenant": "bob"}, {"cwd": "/home/bob"}, {"lease": True}])
+def test_strangers_are_told_nothing(changed: dict[str, Any]) -> None:
+    """The same fingerprint is not the same program: directories are no part of it, and leases may have no name."""
+
+    def run(job_id: str, *, stranger: bool) -> JobSpec:
+        hints = {"tenant": changed["tenant"]} if stranger and "tenant" in changed else {}
+        given = run_of(NAMELESS if "lease" in changed else "p", job_id, **hints)
+        return replace(given, cwd=changed["cwd"]) if stranger and "cwd" in changed else given
+
+    driver = Driver(host())
+    driver.run(run("alice", stranger=False), spec("big", gpu_memory=6 * GIB, compute=0.5))
+    driver.submit(run("waits", stranger=True))
+    fail(driver, "alice")
+    end(driver, "big")
+    assert (memory(driver, "alice"), memory(driver, "waits")) == (3.0, 2.0)
+    end(driver, "alice", "waits")
+    driver.run(run("bob", stranger=True))
+    assert memory(driver, "bob") == 2.0
+    assert not any("had too little" in line for line in queries.explain(driver.core.state, "bob", driver.now).details)
+
+
+def ran_with(driver: Driver, job_id: str, used_gib: float, code: int = 0) -> None:
+    """A run is measured at this and ends."""
+    driver.start_all(driver.commands)
+    used = profile(memory=int(used_gib * GIB), seconds=90.0)
+    driver.do(report("h1", replace(measurement(job_id, "h1-0", used), fingerprint="p")))
+    driver.do(JobExited(job_id, driver.job(job_id).epoch, "h1", code))
+
+
+@pytest.mark.parametrize(
+    ("hint", "used", "code", "then"),
+    [
+        pytest.param(2, 1.0, 0, 2.0, id="less than its hint"),
+        pytest.param(2, 2.5, 0, 3.0, id="more than its hint"),
+        pytest.param(2, 1.0, 1, 3.0, id="it did not end well"),
+        pytest.param(None, 1.9, 0, 2.0, id="less than what was too little"),
+        pytest.param(None, 2.1, 0, 3.0, id="more than what was too little"),
+    ],
+)
+def test_a_run_that_did_not_need_it_has_it_forgotten(hint: int | None, used: float, code: int, then: float) -> None:
+    driver = Driver(host())
+    driver.run(run_of("p", "a"))
+    fail(driver, "a")
+    end(driver, "a")
+    driver.run(run_of("p", "b", None if hint is None else hint * GIB))
+    ran_with(driver, "b", used, code)
+    driver.run(run_of("p", "c"))
+    assert memory(driver, "c") == then
+
+
+def test_runs_that_wait_then_do_without_it_too() -> None:
+    driver = Driver(host())
+    driver.run(run_of("p", "a"))
+    fail(driver, "a")
+    end(driver, "a")
+    driver.run(run_of("p", "b"), spec("big", gpu_memory=5 * GIB, compute=0.4))
+    driver.submit(run_of("p", "waits"))
+    assert driver.state("waits") == "QUEUED"
+    ran_with(driver, "b", 1.0)
+    assert memory(driver, "waits") == 2.0
+
+
+def test_what_earlier_runs_used_does_not_keep_it() -> None:
+    """Only what the run itself used says whether it needed more than its hint; the most that it used at any time."""
+    driver = Driver(host())
+    driver.run(run_of("p", "a"))
+    fail(driver, "a")
+    ran_with(driver, "a", 2.5)
+    for job_id, used, then in (("b", (2.5, 1.0), 3.0), ("c", (1.0,), 2.0)):
+        driver.run(run_of("p", job_id))
+        for gib in used:
+            known = profile(memory=int(2.5 * GIB), seconds=90.0)  # of all runs
+            driver.do(report("h1", measurement(job_id, "h1-0", known, memory_peak_bytes=gib * GIB)))
+        end(driver, job_id)
+        driver.run(run_of("p", f"after-{job_id}"))
+        assert memory(driver, f"after-{job_id}") == then
+        end(driver, f"after-{job_id}")
+
+
+def test_the_run_that_had_too_little_does_not_have_it_forgotten() -> None:
+    """What it needed for a moment may have come and gone between two readings."""
+    driver = Driver(host())
+    driver.run(run_of("p", "a"))
+    fail(driver, "a")
+    ran_with(driver, "a", 1.0)
+    driver.run(run_of("p", "b"))
+    assert memory(driver, "b") == 3.0
 
 
 def test_what_outgrew_a_gpu_without_room_counts_too() -> None:
@@ -144,11 +247,26 @@ def test_nobody_becomes_unplaceable_by_it() -> None:
 def test_it_survives_a_restart_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.scheduler.core.outgrown.KEPT_FINGERPRINTS", 2)
     driver = Driver(host())
-    for program in ("p", "q", "r"):
-        driver.run(run_of(program, program))
-        fail(driver, program)
-        end(driver, program)
-    assert list(driver.core.state.outgrown) == ["q", "r"]
+    for number, program in enumerate(("p", "q", "p", "r")):  # p again: it is no longer the one seen longest ago
+        job_id = f"{program}-{number}"
+        driver.run(run_of(program, job_id))
+        fail(driver, job_id)
+        end(driver, job_id)
+    assert [known.job_id for known in driver.core.state.outgrown.values()] == ["p-0", "r-3"]
     driver.core = Core.from_state(State.from_json(driver.core.state.to_json()))
-    driver.run(run_of("r", "again"))
-    assert memory(driver, "again") == 3.0
+    for program, starts_with in (("r", 3.0), ("p", 3.0), ("q", 2.0)):
+        driver.run(run_of(program, f"{program}-again"))
+        assert memory(driver, f"{program}-again") == starts_with
+        end(driver, f"{program}-again")
+
+
+def test_what_an_older_version_has_written_is_read_and_is_nobodys() -> None:
+    """It was kept by fingerprint alone, and the hint was not noted."""
+    driver = Driver(host())
+    driver.core.state.outgrown["p"] = Outgrown("a", 2 * GIB, 3 * GIB)
+    before = driver.core.state.to_json()
+    text = before.replace(b',"hint_bytes":null', b"")
+    assert text != before
+    driver.core = Core.from_state(State.from_json(text))
+    driver.run(run_of("p", "b"))
+    assert memory(driver, "b") == 2.0
