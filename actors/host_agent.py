@@ -352,9 +352,10 @@ class HostAgent:
         self._capped = {job_id for job_id, given in shares.items() if any(share.compute < 1.0 for share in given)}
         hints = {job_id: launched.descriptors for job_id, launched in held.items()}
         signatures = self._profiler.collect(reports, shares, hints)
-        for job_id, used_bytes in self._overruns.observe(signatures, shares).items():
+        for job_id, found in self._overruns.observe(signatures, shares).items():
             if job_id in held:
-                self._uplink.tell(MemoryOverrun(job_id, held[job_id].epoch, self._host_id, used_bytes))
+                seen = found.used_bytes, found.estimated
+                self._uplink.tell(MemoryOverrun(job_id, held[job_id].epoch, self._host_id, *seen))
         self._controls = {job_id: self._launcher.guarantees(job_id) for job_id in held}
         batch = WindowBatch(
             host_id=self._host_id,

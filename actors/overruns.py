@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from cotenant.forecasting.types import Signature
 from cotenant.placement.types import Share
@@ -12,19 +13,28 @@ TOLERANCE_BYTES = 16 << 20
 PATIENCE_WINDOWS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Overrun:
+    """What a job was seen to use. ``estimated``: all that is in use on its GPU, which others may have a part of."""
+
+    used_bytes: int
+    estimated: bool
+
+
 class OverrunWatch:
     """Counts, per job and GPU, the windows in a row that ended above the share."""
 
     def __init__(self) -> None:
-        self._windows: dict[tuple[str, str], int] = {}
+        self._above: dict[tuple[str, str], list[bool]] = {}  # of each window above the share: is it an estimate?
 
-    def observe(self, signatures: Sequence[Signature], shares: Mapping[str, Sequence[Share]]) -> dict[str, int]:
-        """Take in one window of every job; return the bytes used by each job that has overrun its share.
+    def observe(self, signatures: Sequence[Signature], shares: Mapping[str, Sequence[Share]]) -> dict[str, Overrun]:
+        """Take in one window of every job; return what each job uses that has overrun its share.
 
         A job is named again only after ``PATIENCE_WINDOWS`` further windows above its share, so whoever is told has
-        the time to do something about it. A window without a memory reading neither counts nor clears.
+        the time to do something about it. A window without a memory reading neither counts nor clears. An overrun is
+        a fact only when all these windows are: one estimate among them makes it an estimate.
         """
-        overrun: dict[str, int] = {}
+        overrun: dict[str, Overrun] = {}
         seen = set()
         for signature in signatures:
             key = (signature.job_id, signature.gpu_id)
@@ -33,10 +43,18 @@ class OverrunWatch:
             if granted is None or signature.memory_bytes is None:
                 continue
             limit = granted.memory_bytes + max(TOLERANCE_BYTES, TOLERANCE * granted.memory_bytes)
-            self._windows[key] = self._windows.get(key, 0) + 1 if signature.memory_bytes > limit else 0
-            if self._windows[key] >= PATIENCE_WINDOWS:
-                self._windows[key] = 0
-                overrun[signature.job_id] = int(signature.memory_bytes)
-        for key in self._windows.keys() - seen:
-            del self._windows[key]
+            if signature.memory_bytes <= limit:
+                self._above.pop(key, None)
+                continue
+            windows = self._above.setdefault(key, [])
+            windows.append(signature.memory_estimated)
+            if len(windows) < PATIENCE_WINDOWS:
+                continue
+            found = Overrun(int(signature.memory_bytes), any(windows))
+            windows.clear()
+            told = overrun.get(signature.job_id)
+            if told is None or told.estimated or not found.estimated:  # on another GPU: a fact comes first
+                overrun[signature.job_id] = found
+        for key in self._above.keys() - seen:
+            del self._above[key]
         return overrun

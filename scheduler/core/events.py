@@ -178,12 +178,16 @@ class JobMissing:
 
 @dataclass(frozen=True, slots=True)
 class MemoryOverrun:
-    """A job used more memory than its share for longer than the agent tolerates."""
+    """A job used more memory than its share for longer than the agent tolerates.
+
+    ``estimated``: it may have, since that much is in use on its GPU; others may have a part of it.
+    """
 
     job_id: str
     epoch: int
     host_id: str
     used_bytes: int
+    estimated: bool = False
     kind: Literal["memory_overrun"] = "memory_overrun"
 
 

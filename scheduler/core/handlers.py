@@ -232,7 +232,8 @@ def job_missing(turn: Turn, event: JobMissing) -> None:
 def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
     """Give the job more memory if there is room, or once neighbours that lose nothing by it have made some.
 
-    Else try once more elsewhere with what was learnt, then give up.
+    Else try once more elsewhere with what was learnt, then give up. An estimate is reason enough for memory that nobody
+    has, for the time that the job is there, and for nothing else.
     """
     if not plausible_bytes(event.used_bytes):
         turn.state.ignore("absurd measurement")
@@ -247,6 +248,8 @@ def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
         view = state.view(share.gpu_id)
         free = view.memory_bytes - sum(resident.share.memory_bytes for resident in view.residents)
         size = min(wanted, share.memory_bytes + free)
+        if size < used and event.estimated:
+            continue
         if size < used:
             corrected = replace(job, memory_hint_corrected=max(wanted, job.memory_hint_corrected or 0))
             if make_memory(turn, job, share.gpu_id, used - size):
@@ -256,7 +259,8 @@ def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
             return
         if size > share.memory_bytes:
             grown[share.gpu_id] = replace(share, memory_bytes=size)
-    job = replace(job, memory_hint_corrected=max(wanted, job.memory_hint_corrected or 0))
+    if not event.estimated:
+        job = replace(job, memory_hint_corrected=max(wanted, job.memory_hint_corrected or 0))
     turn.resize(job, grown, f"used {used} bytes, more than its share; there was room")
 
 

@@ -21,7 +21,8 @@ def foresee(turn: Turn, gpu_ids: Iterable[str]) -> None:
 
     A share grows towards the 99th percentile of its forecast for as long as there is room, which costs nobody anything.
     To have a neighbour leave costs it something: for that the median has to be above the share, and the neighbour must
-    have had its rest. If nobody can leave, the job runs on, since a forecast may be wrong.
+    have had its rest. If nobody can leave, the job runs on, since a forecast may be wrong. A forecast that rests on an
+    estimate is a reason to grow only.
     """
     state = turn.state
     if state.settings.placement.policy == "static":
@@ -33,6 +34,8 @@ def foresee(turn: Turn, gpu_ids: Iterable[str]) -> None:
             usage = state.usage.get(job.spec.job_id, {}).get(gpu_id)
             if share is None or usage is None or not usage.signal.measured or job.state is not JobState.RUNNING:
                 continue
+            if usage.signature.memory_estimated:
+                continue  # others may have a part of it
             expected = usage.signal.memory_p50_bytes or 0.0
             bounds = (state.gpus[gpu_id].memory_bytes, job.limits.memory_bytes, job.ceiling.memory_bytes)
             most = min(bound for bound in bounds if bound is not None)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scheduling import GIB, Driver, half, host, measurement, profile, report, settings, spec
+from scheduling import GIB, Driver, half, host, measurement, profile, report, settings, sharer, spec
 
 from cotenant.scheduler.core import queries
 from cotenant.scheduler.core.events import (
@@ -36,6 +36,26 @@ class TestMemoryOverrun:
         driver.run(half("a"))
         driver.do(MemoryOverrun("a", 1, "h1", int(7.5 * GIB)))
         assert driver.resizes()[0].shares[0].memory_bytes == 8 * GIB
+
+    def test_an_estimate_has_it_grow_where_there_is_room_and_teaches_nothing(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        driver.do(MemoryOverrun("a", 1, "h1", 4 * GIB, estimated=True))
+        (resize,) = driver.resizes()
+        assert resize.shares[0].memory_bytes == pytest.approx(4.8 * GIB, abs=1)
+        assert driver.job("a").memory_hint_corrected is None
+
+    def test_an_estimate_stops_nobody(self) -> None:
+        """Processes that are nobody's job may hold that memory: neither it nor a neighbour that saves has to go."""
+        driver = Driver(host())
+        driver.run(spec("a", gpu_memory=4 * GIB, compute=0.4), sharer("small", compute=0.4))
+        before = driver.job("a")
+        for used in (6, 9, 20):
+            assert driver.do(MemoryOverrun("a", 1, "h1", used * GIB, estimated=True)) == []
+            assert driver.job("a") == before
+        assert not driver.core.state.outgrown
+        driver.do(MemoryOverrun("a", 1, "h1", 6 * GIB))
+        assert [stop.job_id for stop in driver.stops()] == ["small"]
 
     def test_it_is_tried_once_more_with_what_was_learnt_and_then_fails(self) -> None:
         driver = Driver(host(gpus=2))

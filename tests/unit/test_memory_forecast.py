@@ -34,9 +34,9 @@ def pair(configured: Settings | None = None, **hints: Any) -> Driver:
     return driver
 
 
-def expect(driver: Driver, p50: float, p99: float | None = None) -> None:
+def expect(driver: Driver, p50: float, p99: float | None = None, **window: Any) -> None:
     (share,) = driver.job("big").lease.shares  # type: ignore[union-attr]
-    seen = measurement("big", share.gpu_id, profile(util=0.4, memory=4 * GIB))
+    seen = measurement("big", share.gpu_id, profile(util=0.4, memory=4 * GIB), **window)
     level = Quantiles(p50 * GIB, p50 * GIB, *[(p99 or p50) * GIB] * 3)
     memory = dict.fromkeys(seen.forecast.memory, level)
     driver.do(report("h1", replace(seen, forecast=replace(seen.forecast, memory=memory))))
@@ -55,6 +55,16 @@ def test_gets_what_a_neighbour_leaves_before_it_needs_it() -> None:
     (share,) = driver.job("big").lease.shares  # type: ignore[union-attr]
     assert share.memory_bytes >= 6 * GIB
     assert [driver.state(job_id) for job_id in ("big", "small", "waiting")] == ["RUNNING", "QUEUED", "QUEUED"]
+
+
+def test_nobody_leaves_for_a_forecast_that_rests_on_an_estimate() -> None:
+    driver = pair()
+    expect(driver, 6, memory_source="device")
+    assert driver.stops() == []
+    (share,) = driver.job("big").lease.shares  # type: ignore[union-attr]
+    assert share.memory_bytes == 5 * GIB  # what nobody has
+    expect(driver, 6, memory_source="process")
+    assert [stop.job_id for stop in driver.stops()] == ["small"]
 
 
 def test_has_what_is_free_first() -> None:

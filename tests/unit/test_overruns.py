@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from cotenant.actors.overruns import PATIENCE_WINDOWS, OverrunWatch
+from cotenant.actors.overruns import PATIENCE_WINDOWS, Overrun, OverrunWatch
 from cotenant.forecasting.types import Signature
 from cotenant.placement.types import Share
 
@@ -50,6 +52,36 @@ def test_told_after_patience(memory_mib, told_in_windows):
         if watch.observe(window(None if mib is None else mib * MIB), SHARES):
             told.append(i)
     assert told == told_in_windows
+
+
+@pytest.mark.parametrize(
+    ("sources", "estimated"),
+    [
+        (["process"] * 3, [False]),
+        ([None] * 3, [False]),  # a backend that knows no other
+        (["device"] * 3, [True]),
+        (["process", "device", "process"], [True]),
+        (["device", *["process"] * 5], [True, False]),
+    ],
+)
+def test_it_is_a_fact_only_when_every_window_is(sources, estimated):
+    watch = OverrunWatch()
+    told = []
+    for source in sources:
+        (signature,) = window(150 * MIB)
+        told += watch.observe([replace(signature, memory_source=source)], SHARES).values()
+    assert told == [Overrun(150 * MIB, each) for each in estimated]
+
+
+@pytest.mark.parametrize("fact_first", [True, False])
+def test_of_two_gpus_that_of_which_it_is_known_counts(fact_first):
+    watch = OverrunWatch()
+    shares = {"job": (Share("gpu", 100 * MIB, 0.5), Share("other", 100 * MIB, 0.5))}
+    (fact,), (guess,) = window(150 * MIB), window(190 * MIB, gpu_id="other")
+    windows = [fact, replace(guess, memory_source="device")]
+    for _ in range(PATIENCE_WINDOWS):
+        told = watch.observe(windows if fact_first else windows[::-1], shares)
+    assert told == {"job": Overrun(150 * MIB, estimated=False)}
 
 
 def test_an_ended_job_leaves_no_count_behind():
