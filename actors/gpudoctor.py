@@ -21,6 +21,7 @@ from cotenant.actors.devices.nvml.library import (
     Asker,
     Library,
     NvmlFailure,
+    NvmlSilent,
     NvmlUnavailable,
 )
 from cotenant.actors.devices.nvml.pids import HOST_PROC, PidMap
@@ -78,6 +79,10 @@ def _checks_of(facts: Sequence[_Facts]) -> list[Check]:
 
 def _without_nvml(error: NvmlUnavailable) -> Check:
     kernel = _kernel_driver()
+    if isinstance(error, NvmlSilent):
+        return _silent(
+            str(error), "the host joins without its GPUs, and uses them once the driver answers", essential=True
+        )
     if error.code not in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
         return _broken(str(error))
     if kernel is None:
@@ -109,11 +114,17 @@ def _broken(reason: str) -> Check:
     )
 
 
+def _silent(reason: str, cost: str, *, essential: bool) -> Check:
+    fix = "see dmesg; where it does not come back, reset the GPUs (nvidia-smi -r) or reboot"
+    return Check("nvidia driver", False, reason, cost, fix, essential)
+
+
 def _driver(library: Library) -> Check:
     try:
         version, cuda = call_within(TIMEOUT_S, "the driver's version", _versions, library)
     except Hung as error:
-        return _broken(str(error))
+        cost = "the host joins all the same, with the GPUs that answer; other calls may hang as well"
+        return _silent(str(error), cost, essential=False)
     version = version or "of unknown version"
     return Check("nvidia driver", True, str(version) + (f", CUDA {cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from nvml_standin.inprocess import loaded
 
 from cotenant.actors import gpudoctor
 from cotenant.actors.checks import Check
+from cotenant.actors.devices.nvml.library import Library
 from cotenant.actors.enforcement.pausing import CheckpointPause
 
 HOPPER = "gpu 0 uuid=GPU-0 name=NVIDIA_H100"
@@ -116,7 +118,14 @@ def test_instances_are_counted(gpu_host: Standin) -> None:
         (("fault nvmlInit 9",), "NVRM version: 580", False, False, "NVRM version: 580, but the NVIDIA kernel module"),
         (("fault nvmlInit 18",), "NVRM version: 570", False, True, "the NVIDIA driver was updated"),
         ((HOPPER, "fault nvmlDeviceGetCount_v2 999"), None, False, True, "nvmlDeviceGetCount: "),
-        ((HOPPER, "hang nvmlSystemGetDriverVersion"), None, False, True, "the driver's version: a call did not return"),
+        ((HOPPER, "hang nvmlInit"), None, False, True, "nvmlInit: a call did not return within 0.5 s"),
+        (
+            (HOPPER, "hang nvmlSystemGetDriverVersion"),
+            None,
+            False,
+            False,
+            "the driver's version: a call did not return",
+        ),
     ],
 )
 def test_a_driver_that_does_not_work(
@@ -135,6 +144,7 @@ def test_a_driver_that_does_not_work(
         version.write_text(f"{kernel}\nGCC version\n")
     monkeypatch.setattr(gpudoctor, "KERNEL_DRIVER", version)
     monkeypatch.setattr(gpudoctor, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(gpudoctor, "Library", partial(Library, 0.5))
     standin.set("gpu 0")
     with loaded(standin):
         standin.set(*lines)
@@ -142,6 +152,26 @@ def test_a_driver_that_does_not_work(
         standin.set("gpu 0")  # whatever hangs comes back
     assert (check.name, check.ok, check.essential) == ("nvidia driver", ok, essential)
     assert check.found.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("hung", "gpus", "cost"),
+    [
+        ("nvmlInit", None, "the host joins without its GPUs, and uses them once the driver answers"),
+        ("nvmlSystemGetDriverVersion", True, "the host joins all the same, with the GPUs that answer"),
+    ],
+)
+def test_what_a_driver_that_hangs_costs(
+    gpu_host: Standin, monkeypatch: pytest.MonkeyPatch, hung: str, gpus: bool | None, cost: str
+) -> None:
+    """The host agent does start: its GPUs may come."""
+    monkeypatch.setattr(gpudoctor, "Library", partial(Library, 0.3))
+    monkeypatch.setattr(gpudoctor, "TIMEOUT_S", 0.3)
+    gpu_host.set(HOPPER, f"hang {hung}")
+    found = by_name(gpudoctor.gpu_checks())
+    gpu_host.set(HOPPER)
+    assert found["nvidia driver"].cost.startswith(cost)
+    assert (found["GPUs"].ok if "GPUs" in found else None) == gpus
 
 
 def test_no_gpu_can_be_used(gpu_host: Standin) -> None:
