@@ -8,6 +8,7 @@ the commands it got are in ``asked``. Its behaviour goes by
 * ``refuse``: does not start;
 * ``stuck``: the start does not return, and leaves a process behind that no file tells of;
 * ``hang``: its process lives and takes commands, and answers none of them for as long as it is told so;
+* ``open``: keeps the output of its start open for as long as it lives;
 * ``mute``: ends every conversation at once, without an answer;
 * ``stubborn``: does not quit.
 """
@@ -53,15 +54,16 @@ def start():
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("control")
     listener.listen(16)
-    stuck = how() == "stuck"
+    stuck, keeps_open = how() == "stuck", how() == "open"
     pid = os.fork()
     if pid == 0:
         os.setsid()
         if stuck:
             os.execv("/bin/sleep", ["nvidia-cuda-mps-control", "300"])
-        null = os.open("/dev/null", os.O_RDWR)
-        for number in range(3):
-            os.dup2(null, number)
+        if not keeps_open:
+            null = os.open("/dev/null", os.O_RDWR)
+            for number in range(3):
+                os.dup2(null, number)
         serve(listener)
     if stuck:
         time.sleep(300)

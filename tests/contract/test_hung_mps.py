@@ -271,6 +271,20 @@ def test_what_is_superseded_while_it_waits_does_not_start(host):
     assert host.launcher.running() == [newer]
 
 
+def test_what_is_older_than_a_start_that_waits_does_not_start(host):
+    """Neither of them has a record among the jobs yet."""
+    for gpu in GPUS:
+        host.fake.say(gpu=gpu.gpu_id, how="hang")
+    newer = Start(host, epoch=2, gpu="GPU-b")
+    with pytest.raises(StaleCommand, match="start of epoch 1, but epoch 2 is or was here"):
+        host.launch("slow")
+    assert newer.is_alive(), "the older one has not waited for it"
+    for gpu in GPUS:
+        host.fake.say(gpu=gpu.gpu_id, how="")
+    launched = newer.ended()
+    assert host.launcher.running() == [launched]
+
+
 def test_what_is_repeated_while_it_waits_starts_once(host):
     hang(host)
     first = Start(host)

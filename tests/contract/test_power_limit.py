@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nvml_standin import Standin
+from support import wait_until
 
 from cotenant.actors import runner
+from cotenant.actors.enforcement import power
 from cotenant.actors.enforcement.power import RECORD, PowerLimit
 
 GPUS = [
@@ -115,6 +118,38 @@ def test_what_could_not_be_put_back_is_put_back_by_the_next_agent(standin, tmp_p
     seen, notes, left = limit(standin, tmp_path, None)
     assert seen[1][0] == 700_000
     assert (notes, left) == ([], [])
+
+
+def test_what_a_call_that_hung_may_still_change_stays_recorded(tmp_path, monkeypatch):
+    """It was put back, and the call took effect afterwards: the next agent puts it back again."""
+    limits, go_on = {"GPU-a": 700_000}, threading.Event()
+
+    class Slow:
+        def call(self, name: str, *args: Any) -> object:
+            match name:
+                case "nvmlDeviceGetPowerManagementLimitConstraints":
+                    return 200_000, 700_000
+                case "nvmlDeviceGetPowerManagementLimit":
+                    return limits["GPU-a"]
+                case "nvmlDeviceSetPowerManagementLimit":
+                    if args[1] == 350_000:
+                        go_on.wait(60.0)
+                    limits["GPU-a"] = args[1]
+            return None
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(power, "Library", Slow)
+    monkeypatch.setattr(power, "TIMEOUT_S", 0.2)
+    PowerLimit(tmp_path, ["GPU-a"], 350.0).restore()
+    assert limits == {"GPU-a": 700_000}
+    assert runner.read_json(str(tmp_path / RECORD)) == {"GPU-a": 700_000}
+    go_on.set()
+    wait_until(lambda: limits == {"GPU-a": 350_000}, 10, "the call has come back")
+    PowerLimit(tmp_path, ["GPU-a"], None).restore()
+    assert limits == {"GPU-a": 700_000}
+    assert not (tmp_path / RECORD).exists()
 
 
 def test_a_gpu_that_hangs_holds_up_no_other(standin, tmp_path):

@@ -72,6 +72,12 @@ def test_one_daemon_serves_all_jobs_of_a_gpu(gpu):
     assert gpu.service.lost(daemon) == ""
 
 
+def test_a_daemon_that_keeps_the_output_of_its_start_open_holds_nobody_up(gpu):
+    gpu.fake.say(how="open")
+    daemon = gpu.service.ensure()
+    assert gpu.fake.daemons() == [daemon]
+
+
 def test_another_host_agent_goes_on_with_the_same_daemon(gpu):
     daemon = gpu.service.ensure()
     after = MpsService("GPU-a", gpu.service.folder)
