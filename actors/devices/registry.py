@@ -8,7 +8,7 @@ from pathlib import Path
 from cotenant.actors.devices.base import DeviceBackend
 from cotenant.actors.devices.cpu import CpuBackend
 from cotenant.actors.devices.nvml.backend import NvmlBackend
-from cotenant.actors.devices.nvml.discovery import COUNT, TIMEOUT_S
+from cotenant.actors.devices.nvml.discovery import COUNT, TIMEOUT_S, Silence
 from cotenant.actors.devices.nvml.library import (
     DRIVER_NOT_LOADED,
     LIBRARY_NOT_FOUND,
@@ -29,6 +29,10 @@ _NO_DRIVER = (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED)
 
 class DriverSilent(ValueError):
     """There is a driver, and it does not answer; it may do so later."""
+
+    def __init__(self, silence: Silence) -> None:
+        self.silence = silence
+        super().__init__(silence.reason)
 
 
 def create_backend(settings: DeviceSettings, host_name: str, count: int | None) -> DeviceBackend:
@@ -53,7 +57,7 @@ def create_backend(settings: DeviceSettings, host_name: str, count: int | None) 
         library = start_nvml(settings)
     except DriverSilent as error:
         print(f"cotenant host agent: {error}", flush=True)  # noqa: T201 - the actor's log
-        return NvmlBackend(settings, count, visible=os.environ.get(VISIBLE), silent=str(error))
+        return NvmlBackend(settings, count, visible=os.environ.get(VISIBLE), silent=error.silence)
     if library is not None:
         return NvmlBackend(settings, count, library=library, visible=os.environ.get(VISIBLE))
     return CpuBackend(settings, host_name, count or settings.count)
@@ -76,11 +80,13 @@ def start_nvml(settings: DeviceSettings) -> Library | None:
     auto = settings.backend == "auto"
     if auto and os.environ.get(VISIBLE, "unset").strip() in NO_DEVICES:
         return None
+    library: Library | None = None
     try:
         library = Library()
         boards = call_within(TIMEOUT_S, COUNT, library.call, COUNT) if auto else None
     except (NvmlSilent, Hung) as error:
-        raise DriverSilent(f"no GPU can be used: the NVIDIA driver does not answer: {error}") from error
+        reason = f"no GPU can be used: the NVIDIA driver does not answer: {error}"
+        raise DriverSilent(Silence(reason, error.answer, library)) from error
     except (NvmlUnavailable, NvmlFailure) as error:
         if auto and error.code in _NO_DRIVER:
             return None

@@ -10,15 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 from cotenant.actors.devices.base import DeviceSample, GpuInfo, JobSample, Sample
 from cotenant.actors.devices.nvml.attribution import Told, Use, attribute
 from cotenant.actors.devices.nvml.board import Board, Readings
 from cotenant.actors.devices.nvml.crew import Crew, Station
-from cotenant.actors.devices.nvml.discovery import Finder, FoundBoard
+from cotenant.actors.devices.nvml.discovery import Finder, FoundBoard, Silence
 from cotenant.actors.devices.nvml.library import Library, NvmlFailure, NvmlUnavailable
 from cotenant.actors.devices.nvml.pids import PidMap
 from cotenant.actors.devices.nvml.processes import named
@@ -42,7 +44,7 @@ class NvmlBackend:
         count: GPUs that Ray counts on this host; the first of them are managed. None = ``settings.count``.
         library: NVML, started; None = start it.
         visible: Value of ``CUDA_VISIBLE_DEVICES``: which GPUs, and in which order Ray counts them. None = not set.
-        silent: That the driver does not answer, in words: its GPUs are taken in when it does. Empty = it answers.
+        silent: The driver does not answer: its GPUs are taken in when it does. None = it does.
         processes: The processes of this machine.
         pids: Whose NVML's process numbers are.
         clock: Monotonic seconds.
@@ -64,7 +66,7 @@ class NvmlBackend:
         *,
         library: Library | None = None,
         visible: str | None = None,
-        silent: str = "",
+        silent: Silence | None = None,
         processes: ProcessTable | None = None,
         pids: PidMap | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -72,7 +74,7 @@ class NvmlBackend:
         self._clock = clock
         wanted = settings.count if count is None else count
         search = partial(Finder, visible=visible, count=wanted, memory_bytes=settings.memory_bytes)
-        finder, found, notes = (None, [], [silent]) if silent else _first_look(search, library, settings.count)
+        finder, found, notes = _waiting(search, silent) if silent else _first_look(search, library, settings.count)
         self._library = None if finder is None else finder.library
         self.notes: Sequence[str] = tuple(notes)
         self._crew = Crew([self._station(each) for each in found])
@@ -81,7 +83,9 @@ class NvmlBackend:
         self._found_later: SimpleQueue[tuple[list[FoundBoard], list[str]]] = SimpleQueue()
         self._closing = threading.Event()
         if finder is None or finder.may_find_more:
-            threading.Thread(target=self._look_again, args=(search, finder), name="GPUs to come", daemon=True).start()
+            start = silent.call if silent else None
+            look = partial(self._look_again, search, finder, start)
+            threading.Thread(target=look, name="GPUs to come", daemon=True).start()
         self._trees = Trees(processes or ProcessTable())
         self._trees.scan()
         self._passes = TreePasses(self._trees, clock, TREES_S)
@@ -140,17 +144,20 @@ class NvmlBackend:
     def _station(self, found: FoundBoard) -> Station:
         return Station(Board(found.library, found.uuid, found.parts, self._clock), found.gpus, self._clock())
 
-    def _look_again(self, search: Callable[[Library], Finder], finder: Finder | None) -> None:
+    def _look_again(
+        self, search: Callable[[Library], Finder], finder: Finder | None, start: Future[Any] | None
+    ) -> None:
         """Look for GPUs that were left out and for new MIG instances; in a thread of its own, since calls may hang.
 
-        Without a finder the driver has not started yet: it is waited for.
+        Without a finder the driver has not started yet: ``start`` is waited for, which is starting it.
         """
         wait_s = 0.0 if finder is None else AGAIN_S
         while (finder is None or finder.may_find_more) and not self._closing.wait(wait_s):
             wait_s = AGAIN_S
             try:
                 if finder is None:
-                    self._library = Library(timeout_s=None)
+                    under_way, start = start, None
+                    self._library = Library(timeout_s=None, start=under_way)
                     finder = search(self._library)
                 self._found_later.put(finder.find())
             except NvmlFailure:
@@ -234,6 +241,12 @@ class NvmlBackend:
             mine = (tree.job_id for tree in trees if self._pids.ours(pid, tree.members) is not None)
             self._owners[pid] = next(mine, None)
         return self._owners[pid]
+
+
+def _waiting(search: Callable[..., Finder], silent: Silence) -> tuple[Finder | None, list[FoundBoard], list[str]]:
+    """What there is while the driver does not answer: a finder that knows of the call, once NVML has started."""
+    finder = None if silent.library is None else search(silent.library, counting=silent.call)
+    return finder, [], [silent.reason]
 
 
 def _first_look(

@@ -42,6 +42,21 @@ class FoundBoard:
     gpus: tuple[GpuInfo, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A driver that does not answer.
+
+    Attributes:
+        reason: That it does not, in words.
+        call: The call that has not come back: no other is made until it does.
+        library: NVML, which is counting its GPUs; None = it is starting.
+    """
+
+    reason: str
+    call: Future[Any] | None
+    library: Library | None
+
+
 @dataclass(slots=True)
 class _Candidate:
     """A GPU in NVML's order. ``whole`` None: it does not answer, ``note`` says why."""
@@ -60,6 +75,7 @@ class Finder:
         visible: Value of ``CUDA_VISIBLE_DEVICES``; None = not set.
         count: Most GPUs (boards, not instances) to take, in the order of ``visible``; None = all.
         memory_bytes: Memory that jobs may use of each device; None = all that the driver leaves.
+        counting: An earlier call that counts the GPUs, when it has not come back.
 
     Attributes:
         library: NVML.
@@ -68,11 +84,19 @@ class Finder:
         may_find_more: Whether another look may: none has been completed, a GPU did not answer, or one has MIG on.
     """
 
-    def __init__(self, library: Library, visible: str | None, count: int | None, memory_bytes: int | None) -> None:
+    def __init__(
+        self,
+        library: Library,
+        visible: str | None,
+        count: int | None,
+        memory_bytes: int | None,
+        counting: Future[Any] | None = None,
+    ) -> None:
         self.silent, self.may_find_more = False, True
         self.library = library
         self.visible, self._count, self._memory_bytes = visible, count, memory_bytes
-        self._stuck: dict[str, Future[Any]] = {}  # calls that have not come back, by what they are about
+        # Calls that have not come back, by what they are about.
+        self._stuck: dict[str, Future[Any]] = {} if counting is None else {COUNT: counting}
 
     def find(self) -> tuple[list[FoundBoard], list[str]]:
         """Look at all of them.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Container, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -50,7 +51,15 @@ class NvmlUnavailable(RuntimeError):
 
 
 class NvmlSilent(NvmlUnavailable):
-    """The driver is there but has not answered; it may do so later."""
+    """The driver is there but has not answered; it may do so later.
+
+    Attributes:
+        answer: Where the driver's answer will be.
+    """
+
+    def __init__(self, reason: str, answer: Future[Any] | None) -> None:
+        self.answer = answer
+        super().__init__(reason)
 
 
 class NvmlFailure(RuntimeError):
@@ -78,24 +87,28 @@ class Library:
 
     Args:
         timeout_s: How long the driver may take to start; None = as long as it likes.
+        start: An earlier start that has not come back (``NvmlSilent``): waited for, however long, instead of another.
 
     Raises:
         NvmlUnavailable: No nvidia-ml-py, no driver, or versions that do not match.
         NvmlSilent: The driver did not answer in time.
     """
 
-    def __init__(self, timeout_s: float | None = START_TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float | None = START_TIMEOUT_S, start: Future[Any] | None = None) -> None:
         try:
             self.module: Any = importlib.import_module("pynvml")
         except ImportError as error:
             raise NvmlUnavailable("nvidia-ml-py is not installed") from error
         self._errors = (self.module.NVMLError, self.module.NVMLLibraryMismatchError)
         try:
-            call_within(timeout_s, "nvmlInit", self.call, "nvmlInit")
+            if start is None:
+                call_within(timeout_s, "nvmlInit", self.call, "nvmlInit")
+            else:
+                start.result()
         except NvmlFailure as error:
             raise NvmlUnavailable(_START_WORDS.get(error.code, str(error)), error.code) from error
         except Hung as error:
-            raise NvmlSilent(str(error)) from error
+            raise NvmlSilent(str(error), error.answer) from error
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a function of nvidia-ml-py.

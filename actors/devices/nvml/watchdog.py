@@ -15,7 +15,15 @@ T = TypeVar("T")
 
 
 class Hung(RuntimeError):
-    """A call did not come back in time, now or earlier: the device is not asked again."""
+    """A call did not come back in time, now or earlier: the device is not asked again.
+
+    Attributes:
+        answer: Where the answer of the call that was waited for will be; None when it was not made.
+    """
+
+    def __init__(self, reason: str, answer: Future[Any] | None = None) -> None:
+        self.answer = answer
+        super().__init__(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ class Watchdog:
             if answer.done():
                 raise  # the function's own
             self._hung = f"{self._what}: a call did not return within {timeout_s:g} s"
-            raise Hung(self._hung) from None
+            raise Hung(self._hung, answer) from None
 
     def close(self) -> None:
         """Let the thread end once it is idle. Call once."""
