@@ -304,22 +304,23 @@ def _kill_actors(client: Client, notes: list[str]) -> None:
 
 
 def _give_back(hosts: Sequence[str]) -> list[str]:
-    """Have host agents end the daemons they started and put back what they changed; returns what went wrong."""
+    """Have host agents end the daemons they started and put back what they changed; returns what was not done."""
     asked: dict[Any, str] = {}
     for host_id in hosts:
         with contextlib.suppress(ValueError):  # it is gone already
             asked[ray.get_actor(agent_name(host_id), NAMESPACE).shut_down.remote()] = host_id
-    notes = []
+    notes: list[str] = []
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=GIVE_BACK_S) if asked else ([], [])
     for answer in done:
         try:
-            ray.get(answer)
+            left: Any = ray.get(answer)
+            notes += [f"host {asked[answer]}: {what}" for what in left]
         except RayError as error:
             notes.append(f"host {asked[answer]} has not given everything back: {str(error).strip().splitlines()[-1]}")
-    left = (
+    hangs = (
         f"has not given everything back within {GIVE_BACK_S:g} s: an MPS daemon may still run there, a power limit hold"
     )
-    return notes + [f"host {asked[answer]} {left}" for answer in late]
+    return notes + [f"host {asked[answer]} {hangs}" for answer in late]
 
 
 def _wait_for_hosts(client: Client) -> None:

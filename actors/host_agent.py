@@ -140,14 +140,15 @@ class HostAgent:
         """Return the process id; used by health checks."""
         return os.getpid()
 
-    def shut_down(self) -> None:
-        """Stop the threads and release the devices. Jobs must have been stopped before."""
+    def shut_down(self) -> tuple[str, ...]:
+        """Stop the threads and release the devices; returns what stays since jobs have not ended yet, for people."""
         self._stopping.set()
         self._uplink.wake()
         if self._lease_socket is not None:
             self._lease_socket.close()
-        self._launcher.close()
+        left = self._launcher.close()
         self._backend.close()
+        return left
 
     # -- what jobs ask ----------------------------------------------------------------------------------------------
 

@@ -348,9 +348,9 @@ class Launcher:
             if why:
                 self.stop(*job.key, 0.0, why, lost=True)
 
-    def close(self) -> None:
-        """Give back what the host lent. No job must be left."""
-        self._backend.close()
+    def close(self) -> tuple[str, ...]:
+        """Give back what the host lent; what jobs that have not ended run under stays, and is told for people."""
+        return self._backend.close([launched.job_dir for launched in self.running()])
 
     def root_pids(self, job_id: str) -> set[int]:
         """Return the processes that, with their descendants, are the job: its supervisor, and those attached to it."""

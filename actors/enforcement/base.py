@@ -144,6 +144,13 @@ class EnforcementBackend(Protocol):
         """Do what has to be done from time to time; ``job_dirs`` are the jobs that run. May take a second."""
         ...
 
-    def close(self) -> None:
-        """Give back what the host lent: called when no job is left and none will come. Idempotent."""
+    def close(self, running: Sequence[Path] = ()) -> tuple[str, ...]:
+        """Give back what the host lent: called when no job will come. Idempotent.
+
+        Args:
+            running: The directories of jobs that have not ended: what they run under stays.
+
+        Returns:
+            What stays, for people.
+        """
         ...

@@ -91,12 +91,13 @@ class CpuEnforcement(ShareFile):
             }
             self._groups.remove_all_but([*kept, *(name for names in self._starting.values() for name in names)])
 
-    def close(self) -> None:
+    def close(self, running: Sequence[Path] = ()) -> tuple[str, ...]:
         """See ``EnforcementBackend.close``."""
         if self._groups is not None:
             self._groups.remove_all_but(())
             with contextlib.suppress(OSError):
                 self._groups.base.rmdir()
+        return ()
 
     def _of(self, job_dir: Path) -> list[Path]:
         if self._groups is None:

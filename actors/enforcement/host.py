@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -141,15 +141,27 @@ class HostEnforcement(ShareFile):
         for method, way in self._ways.items():
             way.tend(by_method.get(method, []))
 
-    def close(self) -> None:
-        """See ``EnforcementBackend.close``: ends the daemons, and puts power limits back."""
-        if self._power is not None:
-            self._power.restore()
+    def close(self, running: Sequence[Path] = ()) -> tuple[str, ...]:
+        """See ``EnforcementBackend.close``: ends the daemons, and puts power limits back, all of it at once: each may
+        hang for nearly as long as there is.
+        """
+        clients: dict[str, list[str]] = {}
+        for job_dir in running:
+            if self._method(job_dir) == "mps":
+                for gpu_id in self._record(job_dir)["gpu_ids"]:
+                    clients.setdefault(gpu_id, []).append(job_dir.name)
+        calls = [] if self._power is None else [begin("power limits", self._power.restore)]
+        idle = self._services.keys() - clients.keys()
+        calls += [begin(f"MPS on {gpu_id}", self._services[gpu_id].stop) for gpu_id in idle]
         for way in self._ways.values():
-            way.close()
-        stops = [begin(f"MPS on {gpu_id}", service.stop) for gpu_id, service in self._services.items()]
-        for stop in stops:
-            stop.result()
+            way.close(running)
+        wait(calls)
+        for call in calls:
+            call.result()
+        return tuple(
+            f"the MPS daemon of {gpu_id} goes on in {self._services[gpu_id].folder}: {', '.join(jobs)} has not ended"
+            for gpu_id, jobs in clients.items()
+        )
 
     def _traits(self, gpu: GpuInfo, *, checkpoints: bool = False) -> GpuTraits:
         kind = kind_of(gpu)

@@ -116,8 +116,9 @@ class ShareFile:
     def tend(self, job_dirs: Sequence[Path]) -> None:
         """See ``EnforcementBackend.tend``."""
 
-    def close(self) -> None:
+    def close(self, running: Sequence[Path] = ()) -> tuple[str, ...]:
         """See ``EnforcementBackend.close``."""
+        return ()
 
     def _words(self, stepping: Sequence[ProcessReport]) -> str:
         """Say what holds in all of the training processes, weakest first."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -254,3 +255,34 @@ def test_an_agent_whose_daemons_hang_is_shut_down_in_time(host, monkeypatch):
         lambda: not any(thread.name == "prepare-slow" for thread in threading.enumerate()), 10, "it waits no more"
     )
     assert host.fake.daemons() == []
+
+
+def test_a_daemon_whose_job_has_not_ended_is_left_and_named_when_the_agent_is_shut_down(host):
+    """The job may still be saving."""
+    host.start("saves", "GPU-a")
+    host.start("other", "GPU-b")
+    wait_until(lambda: host.told("saves") and host.told("other"), 10, "both run")
+    host.stop("other")
+    wait_until(lambda: len(host.agent._launcher.running()) == 1, 10, "one has ended")
+    folder = host.agent._enforcement._services["GPU-a"].folder
+    assert host.agent.shut_down() == (f"the MPS daemon of GPU-a goes on in {folder}: saves.1 has not ended",)
+    assert len(host.fake.daemons("GPU-a")) == 1
+    assert host.fake.daemons("GPU-b") == []
+    host.stop("saves")
+    wait_until(lambda: not host.agent._launcher.running(), 10, "it has ended")
+    assert host.agent.shut_down() == ()
+    assert host.fake.daemons() == []
+
+
+def test_daemons_are_ended_while_power_limits_are_put_back(host):
+    """Each of them may hang for nearly as long as ``cotenant down`` waits."""
+    host.start("job", "GPU-a")
+    wait_until(lambda: host.told("job"), 10, "it runs")
+    host.stop("job")
+    wait_until(lambda: not host.agent._launcher.running(), 10, "it has ended")
+
+    def restore() -> None:
+        wait_until(lambda: not host.fake.daemons(), 10, "the daemon has ended meanwhile")
+
+    host.agent._enforcement._power = SimpleNamespace(restore=restore, notes=[])
+    assert host.agent.shut_down() == ()

@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError
 from cotenant.actors import cluster
 from cotenant.configs.settings import DeviceSettings, Settings
 from cotenant.scheduler.errors import CotenantError
+from cotenant.scheduler.names import SCHEDULER, agent_name
 
 
 def test_hosts_that_the_journal_remembers_but_that_are_gone_are_not_counted(
@@ -98,9 +99,10 @@ def test_a_host_that_does_not_give_everything_back_is_named(monkeypatch: pytest.
             raise ValueError(name)
         return SimpleNamespace(shut_down=SimpleNamespace(remote=lambda: name))
 
-    def get(answer: str) -> None:
+    def get(answer: str) -> tuple[str, ...]:
         if "broken" in answer:
             raise RayActorError(error_msg="The actor died\nOSError: no room")
+        return ("the MPS daemon of GPU-a goes on",) if "busy" in answer else ()
 
     def wait(asked: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
         assert (num_returns, timeout) == (len(asked), cluster.GIVE_BACK_S)
@@ -111,6 +113,43 @@ def test_a_host_that_does_not_give_everything_back_is_named(monkeypatch: pytest.
     monkeypatch.setattr(ray, "wait", wait)
     assert cluster._give_back(["good", "gone"]) == []
     assert cluster._give_back(["gone"]) == []
+    assert cluster._give_back(["busy"]) == ["host busy: the MPS daemon of GPU-a goes on"]
     broken, late = cluster._give_back(["good", "late", "broken"])
     assert broken == "host broken has not given everything back: OSError: no room"
     assert late.startswith("host late has not given everything back within 30 s: an MPS daemon may still run there")
+
+
+def test_down_has_hosts_give_everything_back_before_their_agents_are_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done: list[str] = []
+    client = FakeClient()
+    agents = [agent_name(host.host_id) for host in client.hosts()]
+
+    class Actor:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getattr__(self, method: str) -> Any:
+            def remote() -> str:
+                done.append(f"{method} {self.name}")
+                return done[-1]
+
+            return SimpleNamespace(remote=remote)
+
+    def get(answer: str, timeout: float | None = None) -> Any:
+        return 2 if answer == f"shut_down {SCHEDULER}" else ["the MPS daemon of GPU-a goes on"]
+
+    monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
+    monkeypatch.setattr(cluster.Client, "connect", lambda: client)
+    monkeypatch.setattr(cluster, "release_claim", lambda _: None)
+    monkeypatch.setattr(ray, "get_actor", lambda name, _: Actor(name))
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda asked, num_returns, timeout: (asked, []))
+    monkeypatch.setattr(ray, "kill", lambda actor, no_restart: done.append(f"kill {actor.name}"))
+    report = cluster.down(force=True)
+    assert agents
+    for name in agents:
+        assert done.index(f"shut_down {name}") < done.index(f"kill {name}")
+    assert (report.found, report.stopped_jobs) == (True, 2)
+    assert report.notes == tuple(f"host {host.host_id}: the MPS daemon of GPU-a goes on" for host in client.hosts())
