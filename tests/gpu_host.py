@@ -71,5 +71,10 @@ class GpuHost:
     def end(self) -> None:
         for launched in self.launcher.running():
             self.launcher.stop(launched.job_id, launched.epoch, 0.0, "the test is over")
-            self.exited(launched.job_id)
-        self.launcher.close()
+
+        def ended() -> bool:
+            self.launcher.poll()
+            return not self.launcher.running()
+
+        wait_until(ended, 10, "no job is left")
+        assert self.launcher.close() == ()
