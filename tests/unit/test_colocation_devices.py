@@ -129,7 +129,8 @@ device.start_sampling({"a": 10, "b": 11})
 time.sleep(%s)
 readings = device.stop_sampling()
 device.close()
-print(json.dumps(dataclasses.asdict(readings) | {"identity": device.identity(), "env": device.member_env()}), flush=True)
+found = dataclasses.asdict(readings) | {"identity": device.identity(), "env": device.member_env()}
+print(json.dumps(found), flush=True)
 os._exit(0)  # a thread may be stuck in the stand-in for ever
 """
 WELL = (
