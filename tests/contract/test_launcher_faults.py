@@ -60,6 +60,8 @@ def test_a_damaged_record_costs_that_job_only(host, damage):
         ("sound", "running"),
     }
     assert len(host.processes()) == 1, "nothing of the damaged job is left"
+    # A supervisor that nobody knows is not killed: it ends when its command has, and notes that in the directory.
+    wait_until(lambda: len(host.processes(supervisors=True)) == 2, 10, "its supervisor has ended too")
     host.launcher.release("job", 1)
     assert not damaged.job_dir.exists()
     with pytest.raises(StaleCommand):
