@@ -104,12 +104,13 @@ def test_gpus_that_were_left_out_are_found_when_they_answer(host: NvmlHost, monk
     """One is lost at the start and one hangs; no further call is made into the one that hangs."""
     monkeypatch.setattr("cotenant.actors.devices.nvml.discovery.TIMEOUT_S", 0.3)
     monkeypatch.setattr("cotenant.actors.devices.nvml.backend.AGAIN_S", 0.1)
+    before = set(threading.enumerate())  # other tests leave threads that wait
     backend = host.start(*FOUR, "fault * 15 2", "hang nvmlDeviceGetMigMode 0")
     profiler = Profiler(backend, ProfilerSettings())
     stuck = "GPU 0 is left out: the driver still does not answer"
     until(backend, lambda _: stuck in backend.notes, "another look")
-    threads = sum(thread.name == "GPU 0 calls" for thread in threading.enumerate())
-    assert threads == 1
+    calls = [thread for thread in set(threading.enumerate()) - before if thread.name == "GPU 0 calls"]
+    assert len(calls) == 1
     host.show(*FOUR, "hang nvmlDeviceGetMigMode 0")
     until(backend, lambda _: len(backend.discover()) == 3, "the lost one to be found")
     assert [(gpu.gpu_id, gpu.index) for gpu in backend.discover()] == [("GPU-1", 0), ("GPU-3", 1), ("GPU-2", 2)]
