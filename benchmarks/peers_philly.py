@@ -68,7 +68,9 @@ _OURS: Mapping[str, Goals] = {
     "cotenant, never suspending, no estimates": {},
     "cotenant, told the truth": {},
 }
-QUICK = Case("one sample of the Philly week, 8 GPUs", 8, goals=_OURS, peers=("srtf", "lucid"), sampled=True, seeds=SEEDS[:1])
+QUICK = Case(
+    "one sample of the Philly week, 8 GPUs", 8, goals=_OURS, peers=("srtf", "lucid"), sampled=True, seeds=SEEDS[:1]
+)
 CASES = (
     Case("samples of the Philly week, 32 GPUs", 32, goals=_OURS, sampled=True),
     Case(
