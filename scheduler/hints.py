@@ -376,7 +376,8 @@ _HINTS: Mapping[str, _Hint] = {
         _one_of(_choices(Checkpoint)),
         _listed(Checkpoint),
         'Whether the job saves its state on SIGTERM and continues from it when started again ("own"; for leases, '
-        "docs/ray-programs.md): only then may the scheduler suspend or move it by itself (docs/checkpointing.md).",
+        'docs/ray-programs.md), or the CUDA driver may freeze its processes ("driver"; commands on one host): only '
+        "then may the scheduler suspend or move it by itself (docs/checkpointing.md).",
     ),
     "grace": _Hint(
         "grace_s",

@@ -18,6 +18,8 @@ class StartJob:
     """Start the job's part on this host with these shares (a lease job: prepare the shares).
 
     ``planned`` is what it was placed with: its hints and cold-start class, or earlier runs.
+    ``thaws``: The host has its processes frozen under this epoch and lets them go on, on these GPUs; when it has them
+    no longer, or cannot, it reports the end of that epoch (``JobExited.lost``).
     """
 
     host_id: str
@@ -27,6 +29,7 @@ class StartJob:
     shares: tuple[Share, ...]
     reason: str
     planned: DemandProfile | None = None
+    thaws: bool = False
     kind: Literal["start"] = "start"
 
     @property
@@ -53,6 +56,9 @@ class StopJob:
     """End the job: SIGTERM to its process group, SIGKILL to all that is left after ``grace_s``.
 
     ``asks``: it is a lease whose program gives it back itself (then comes another of these): nobody is signalled.
+    ``freezes``: its processes stay, held still by the driver under the same epoch, with their device memory in the
+    host's, and its GPUs are free; the answer is ``JobFrozen`` or ``FreezeFailed``. Refused by an agent that knows a
+    newer ``revision`` of that epoch: the job was thawed meanwhile.
     """
 
     host_id: str
@@ -61,6 +67,8 @@ class StopJob:
     grace_s: float
     reason: str
     asks: bool = False
+    freezes: bool = False
+    revision: int = 0
     kind: Literal["stop"] = "stop"
 
 

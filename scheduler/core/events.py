@@ -167,6 +167,33 @@ class JobExited:
 
 
 @dataclass(frozen=True, slots=True)
+class JobFrozen:
+    """The job's processes are frozen, and its GPUs are free (``StopJob.freezes``).
+
+    ``revision``: newest of its lease that the host knew. ``memory_bytes``: host memory that its device memory takes.
+    """
+
+    host_id: str
+    job_id: str
+    epoch: int
+    revision: int
+    memory_bytes: int
+    kind: Literal["job_frozen"] = "job_frozen"
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeFailed:
+    """The job's processes could not be frozen, and go on as they were."""
+
+    host_id: str
+    job_id: str
+    epoch: int
+    revision: int
+    reason: str
+    kind: Literal["freeze_failed"] = "freeze_failed"
+
+
+@dataclass(frozen=True, slots=True)
 class JobMissing:
     """A reachable host agent does not know a job that should run there: it died without a word."""
 
@@ -271,6 +298,8 @@ Event = Annotated[
     | ResourcesAsked
     | StartFailed
     | JobExited
+    | JobFrozen
+    | FreezeFailed
     | JobMissing
     | MemoryOverrun
     | JobHeldBack

@@ -15,10 +15,12 @@ from cotenant.scheduler.core.deadlines import at_speed
 from cotenant.scheduler.core.events import (
     ClientLost,
     EvidenceGathered,
+    FreezeFailed,
     HostJoined,
     HostLost,
     HostUnreachable,
     JobExited,
+    JobFrozen,
     JobHeldBack,
     JobMissing,
     JobStarted,
@@ -36,6 +38,7 @@ from cotenant.scheduler.core.events import (
     SuspendRequested,
     Tick,
 )
+from cotenant.scheduler.core.freezing import freeze_failed, job_frozen
 from cotenant.scheduler.core.memoryguard import OVERRUN_MARGIN, make_memory, with_margin
 from cotenant.scheduler.core.model import (
     Ending,
@@ -446,6 +449,8 @@ HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     ResourcesAsked: resources_asked,
     StartFailed: start_failed,
     JobExited: job_exited,
+    JobFrozen: job_frozen,
+    FreezeFailed: freeze_failed,
     JobMissing: job_missing,
     MemoryOverrun: memory_overrun,
     JobHeldBack: job_held_back,

@@ -38,7 +38,7 @@ _TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 PriorityClass = Literal["low", "normal", "high"]
 Isolation = Literal["none", "soft", "hard"]
 Gang = Literal["host", "cluster"]
-Checkpoint = Literal["none", "own"]
+Checkpoint = Literal["none", "own", "driver"]
 RestartPolicy = Literal["never", "on_node_loss", "on_failure"]
 
 
@@ -71,7 +71,8 @@ class Hints:
         anti_affinity: Labels of jobs it shares no GPU with, sorted, with commas between: "group:web,tenant:ml".
         operator_mix: Whether to profile the operators of a few steps; None = as the setting says.
         checkpoint: "own" = the job saves its state on SIGTERM and continues from it when it is started again: then it
-            loses nothing when it is suspended or moved.
+            loses nothing when it is suspended or moved. "driver" = the CUDA driver may freeze its processes with their
+            device memory in the host's, and let them go on there later.
         grace_s: Time it gets for that before SIGKILL; None = as the settings say.
         cpus: Processor cores of its host that the job takes for each of its GPUs; None = they are not counted.
     """
@@ -440,6 +441,7 @@ class Job:
         return self.spec.hints.checkpoint == "own"
 
 
+@restorable
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU as its host's agent announced it.
@@ -453,6 +455,7 @@ class Gpu:
         healthy: Jobs may be placed on it.
         fault: Why nothing can run on it: its jobs are taken off it. Empty when it works.
         island: Group of its host's GPUs that are linked to each other faster than to others; "" = none, or not known.
+        checkpoints: The driver can freeze processes on it (``JobFrozen``): never on MIG instances, nor under MPS.
     """
 
     gpu_id: str
@@ -463,6 +466,7 @@ class Gpu:
     healthy: bool = True
     fault: str = ""
     island: str = ""
+    checkpoints: bool = False
 
 
 @restorable

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cotenant.forecasting.versions import restorable
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.events import Event, JobMissing, JobStarted
 from cotenant.scheduler.core.model import Job, JobState
@@ -16,6 +17,7 @@ Phase = Literal["starting", "running", "stopping", "exited"]
 Answer = JobStarted | JobMissing | Command
 
 
+@restorable
 @dataclass(frozen=True, slots=True)
 class InventoryItem:
     """A job that a host agent holds.
@@ -28,12 +30,14 @@ class InventoryItem:
         epoch: Epoch of the lease it was started with.
         revision: Newest revision of its shares the agent has.
         phase: Where the agent is with it.
+        frozen: Its processes are held still by the driver, off its GPUs.
     """
 
     job_id: str
     epoch: int
     revision: int
     phase: Phase
+    frozen: bool = False
 
 
 def reconcile(
