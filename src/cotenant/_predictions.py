@@ -95,7 +95,16 @@ def demand(scores: Sequence[DemandScoreView]) -> RenderableType:
             _render.percent(each.memory_violations),
             _render.percent(each.memory_waste),
         )
-    return Group(table, Text("error: of the utilisation, percentage points", "dim"))
+    # Looked at after one horizon only: a column would be empty in every other row.
+    peaks = [
+        Text(
+            f"memory peaks: {100.0 * each.memory_peaks_under:.1f}% of the forecasts of the largest memory until the "
+            f"end were exceeded within {_render.span(each.horizon_s)}"
+        )
+        for each in scores
+        if each.memory_peaks_under is not None
+    ]
+    return Group(table, Text("error: of the utilisation, percentage points", "dim"), *peaks)
 
 
 def _slowdowns(view: PredictionsView) -> RenderableType:

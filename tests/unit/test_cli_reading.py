@@ -15,6 +15,7 @@ from rich.console import Console
 from cotenant import _predictions, _render, cli
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.core.model import JobState
+from cotenant.scheduler.views import DemandScoreView, SlowdownScoreView
 
 JOB_ID = "job-20301231-235959-abcdef"
 LONG = [
@@ -74,6 +75,34 @@ def test_predictions_are_readable_and_warnings_seen(client: FakeClient, width: i
     said = ("interference: shipped", "warning: coldstart", "3.4", "0.066", "79%", "evidence: 7", "not adopted")
     assert [word for word in said if word not in text] == []
     assert "…" not in text
+
+
+def test_every_score_of_predictions_is_shown() -> None:
+    demand = DemandScoreView(
+        horizon_s=300,
+        scored=917,
+        util_error=0.021,
+        util_persistence_error=0.034,
+        util_coverage_p95=0.93,
+        memory_violations=0.08,
+        memory_waste=0.16,
+        memory_peaks_under=0.0125,
+    )
+    slowdown = SlowdownScoreView(gpu_type="A1", scored=618, error=0.041, rule_error=0.066, bias=-0.012, coverage=0.79)
+    view = PREDICTIONS.model_copy(update={"demand": [demand], "slowdowns": [slowdown]})
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(_predictions.shown(view))
+    text = console.export_text()
+    said = {
+        **{"horizon_s": "5m", "scored": "917", "util_error": "2.1", "util_persistence_error": "3.4"},
+        **{"util_coverage_p95": "93%", "memory_violations": " 8%", "memory_waste": "16%", "memory_peaks_under": "1.2%"},
+    }
+    assert said.keys() == demand.model_fields_set == DemandScoreView.model_fields.keys()
+    assert [name for name, word in said.items() if word not in text] == []
+    said = {"gpu_type": "A1", "error": "0.041", "rule_error": "0.066", "bias": "-0.012", "coverage": "79%"}
+    assert {*said, "scored"} == SlowdownScoreView.model_fields.keys()
+    assert [name for name, word in {**said, "scored": "618"}.items() if word not in text] == []
+    assert "exceeded within 5m" in text
 
 
 def test_predictions_before_anything_was_scored_say_so() -> None:
