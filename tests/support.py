@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,13 @@ def wait_until(condition: Callable[[], object], timeout_s: float, what: str, pol
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s} s: {what}")
         time.sleep(poll_s)
+
+
+def started_by(action: Callable[[], object], name: str) -> list[threading.Thread]:
+    """Do something and return the threads of this name that it has started and left: other tests may leave some too."""
+    before = set(threading.enumerate())
+    action()
+    return [thread for thread in set(threading.enumerate()) - before if thread.name == name]
 
 
 def alive(pid: int) -> bool:

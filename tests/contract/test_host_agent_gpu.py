@@ -16,7 +16,7 @@ from fake_mps import FakeMps
 from nvml_standin import Standin
 from nvml_standin.inprocess import loaded
 from scheduling import Driver
-from support import wait_until
+from support import started_by, wait_until
 
 from cotenant.actors import runner
 from cotenant.actors.enforcement import mps, power
@@ -47,11 +47,12 @@ class Host:
     def stop(self, job_id: str, epoch: int = 1) -> None:
         assert self.agent.apply([StopJob("h1", job_id, epoch, 0.0, "enough")]) == []
 
-    def start_in_vain(self, job_id: str = "slow") -> None:
-        """Have the daemon of GPU-a hang, and a job wait for it."""
+    def start_in_vain(self, job_id: str = "slow") -> threading.Thread:
+        """Have the daemon of GPU-a hang, and a job wait for it; returns the thread that does."""
         self.fake.say(gpu="GPU-a", how="hang")
-        self.start(job_id, "GPU-a")
+        (waits,) = started_by(lambda: self.start(job_id, "GPU-a"), f"prepare-{job_id}")
         wait_until(lambda: "get_server_list" in self.fake.asked, 10, "its daemon is asked")
+        return waits
 
     def go_on(self) -> None:
         self.fake.say(gpu="GPU-a", how="")
@@ -175,12 +176,12 @@ def test_the_report_does_not_wait_for_a_daemon_that_is_found_to_hang(host, monke
     host.start("job", "GPU-a")
     wait_until(lambda: host.told("job"), 10, "it runs")
     host.fake.say(gpu="GPU-a", how="hang")
-    host.agent._launcher.tend()
+    (look,) = started_by(host.agent._launcher.tend, "MPS on GPU-a calls")
     (launched,) = host.agent._launcher.running()
     for process in runner.descendants(launched.root_pid):
         runner.send(process, 6)
     wait_until(lambda: host.phases() == {"job": "exited"}, 10, "its end is known")
-    assert any(thread.name == "MPS on GPU-a calls" for thread in threading.enumerate())
+    assert look.is_alive()
 
 
 def test_the_device_loop_does_not_wait_for_the_power_limit_of_a_gpu_that_comes_later(
@@ -248,12 +249,10 @@ def test_what_falls_into_the_pause_after_a_failure_is_told_when_it_ends(host):
 def test_an_agent_whose_daemons_hang_is_shut_down_in_time(host, monkeypatch):
     monkeypatch.setattr(mps, "QUIT_S", 0.1)
     monkeypatch.setattr(mps, "START_S", 2.0)
-    host.start_in_vain()
+    waits = host.start_in_vain()
     host.stop("slow")
     host.agent.shut_down()
-    wait_until(
-        lambda: not any(thread.name == "prepare-slow" for thread in threading.enumerate()), 10, "it waits no more"
-    )
+    wait_until(lambda: not waits.is_alive(), 10, "it waits no more")
     assert host.fake.daemons() == []
 
 

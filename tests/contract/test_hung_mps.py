@@ -15,7 +15,7 @@ import pytest
 from fake_mps import FakeMps
 from gpu_host import GPUS, SLEEP, GpuHost
 from launching import IGNORE_TERM, ignores_term
-from support import alive, wait_until
+from support import alive, started_by, wait_until
 
 from cotenant.actors import jobrecords, launcher, runner
 from cotenant.actors.enforcement import cuda, mps
@@ -66,8 +66,10 @@ def go_on(host: GpuHost) -> None:
     host.fake.say(gpu="GPU-a", how="")
 
 
-def looks_at_it(host: GpuHost) -> bool:
-    return any(thread.name == "MPS on GPU-a calls" for thread in threading.enumerate())
+def begin_to_look(host: GpuHost) -> threading.Thread:
+    """Have the host look at a daemon that hangs; returns the thread that waits for its answer."""
+    (look,) = started_by(host.launcher.tend, "MPS on GPU-a calls")
+    return look
 
 
 def lease_process(host: GpuHost) -> subprocess.Popen[bytes]:
@@ -88,7 +90,7 @@ def test_nothing_waits_while_a_daemon_is_found_to_hang(host, monkeypatch):
     pid = host.command_pid(host.launch("job"))
     host.launch("elsewhere", gpu="GPU-b")
     hang(host)
-    host.launcher.tend()
+    look = begin_to_look(host)
     os.kill(pid, signal.SIGABRT)
     wait_until(lambda: host.launcher.inventory()[0].phase == "exited", 10, "its end is known")
     for other in GPUS[1:]:
@@ -96,9 +98,9 @@ def test_nothing_waits_while_a_daemon_is_found_to_hang(host, monkeypatch):
     host.launcher.stop("elsewhere", 1, 0.0, "enough")
     assert host.exited("elsewhere").exit_code < 0
     host.launcher.tend()
-    assert looks_at_it(host), "all this went on while the daemon was being asked"
+    assert look.is_alive(), "all this went on while the daemon was being asked"
     go_on(host)
-    wait_until(lambda: not looks_at_it(host), 10, "it answers")
+    wait_until(lambda: not look.is_alive(), 10, "it answers")
 
 
 def test_daemons_of_other_gpus_are_looked_at_meanwhile(host, monkeypatch):
@@ -106,13 +108,13 @@ def test_daemons_of_other_gpus_are_looked_at_meanwhile(host, monkeypatch):
     host.launch("job")
     host.launch("other", gpu="GPU-b")
     hang(host)
-    host.launcher.tend()
+    look = begin_to_look(host)
     (daemon,) = host.fake.daemons("GPU-b")
     os.kill(daemon, signal.SIGKILL)
     wait_until(lambda: not host.fake.daemons("GPU-b"), 10, "it is dead")
     host.launcher.tend()
     assert host.exited("other").reason == "the MPS daemon of GPU-b died"
-    assert looks_at_it(host)
+    assert look.is_alive()
     assert [held.phase for held in host.launcher.inventory() if held.job_id == "job"] == ["running"]
     go_on(host)
 
