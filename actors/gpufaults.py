@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from cotenant.actors.devices.base import DeviceSample
+from cotenant.actors.jobrecords import Exited
 
 NO_REASON = "the GPU is lost"
 
@@ -23,3 +25,20 @@ class GpuFaults:
             if device.lost
         }
         return self._faults
+
+
+def judged(ended: Exited, gpu_ids: Collection[str], readings: Iterable[DeviceSample]) -> Exited:
+    """Return how a job has ended: one that failed by itself on a GPU that is lost by now was let down by its host.
+
+    Args:
+        ended: How it looks from its processes.
+        gpu_ids: Its GPUs on this host.
+        readings: The newest of the host's devices.
+    """
+    if ended.exit_code == 0 or ended.lost or ended.stopped:
+        return ended
+    lost = [device for device in readings if device.lost and device.gpu_id in gpu_ids]
+    if not lost:
+        return ended
+    why = "; ".join(f"GPU {device.gpu_id}: {device.note or NO_REASON}" for device in lost)
+    return replace(ended, lost=True, reason=f"{why}; it ended with {ended.exit_code}")

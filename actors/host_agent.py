@@ -22,7 +22,7 @@ from cotenant.actors.claims import claim_gpus, release_claim
 from cotenant.actors.devices.registry import create_backend
 from cotenant.actors.enforcement.host import HostEnforcement
 from cotenant.actors.environment import resolve_environment
-from cotenant.actors.gpufaults import GpuFaults
+from cotenant.actors.gpufaults import GpuFaults, judged
 from cotenant.actors.heldback import HeldBackWatch
 from cotenant.actors.launcher import Launched, Launcher, LaunchError, StaleCommand
 from cotenant.actors.leasesocket import LeaseSocket, socket_path
@@ -342,8 +342,9 @@ class HostAgent:
             self._vacated = left or self._vacated
             with self._lock:
                 self._exits_told.add((ended.job_id, ended.epoch))
-            how = (ended.exit_code, ended.reason, ended.lost, ended.stopped, ended.out_of_memory)
-            self._uplink.tell(JobExited(ended.job_id, ended.epoch, self._host_id, *how))
+            told = judged(ended, gpu_ids, self._profiler.device_readings())
+            how = (told.exit_code, told.reason, told.lost, told.stopped, told.out_of_memory)
+            self._uplink.tell(JobExited(told.job_id, told.epoch, self._host_id, *how))
 
     def _close_window(self) -> None:
         """Send the PRM this second's windows, all jobs of the host in one message."""

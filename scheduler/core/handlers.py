@@ -99,7 +99,7 @@ def host_joined(turn: Turn, event: HostJoined) -> None:
     state.put_host(host)
     turn.dirty = True
     for job in evicted:
-        turn.stop(job, turn.another_try(job, _why_evicted(job, host), ON_LOSS, backoff=False))
+        turn.stop(job, turn.another_try(job, _why_evicted(job, host), ON_LOSS, backoff=False, host_fault=True))
     if before is None:
         for job in state.in_order(state.pending):
             state.put(advance(job, JobState.QUEUED, turn.now, "waiting for a place"))
@@ -145,7 +145,7 @@ def host_lost(turn: Turn, event: HostLost) -> None:
     name = host.name if host else event.host_id
     for job in state.on_host(event.host_id):
         reason = f"host {name} was lost: {event.reason}"
-        turn.leave(job, event.host_id, turn.another_try(job, reason, ON_LOSS, backoff=False))
+        turn.leave(job, event.host_id, turn.another_try(job, reason, ON_LOSS, backoff=False, host_fault=True))
     state.drop_host(event.host_id)
     for job in state.in_order(state.queued | state.suspended):
         if job.anchor == event.host_id:
@@ -194,7 +194,7 @@ def job_exited(turn: Turn, event: JobExited) -> None:
     else:
         reason = event.reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
         policies = ON_LOSS if event.lost else ON_FAILURE
-        ending = turn.another_try(job, reason, policies, exit_code=code, backoff=True)
+        ending = turn.another_try(job, reason, policies, exit_code=code, backoff=True, host_fault=event.lost)
         if event.out_of_memory and job.ending is None:
             job, ending = _out_of_memory(turn, job, reason, code)
     turn.leave(job, event.host_id, ending, code)
@@ -225,7 +225,8 @@ def job_missing(turn: Turn, event: JobMissing) -> None:
     job = _current(turn, event.job_id, event.epoch, event.host_id)
     if job is None:
         return
-    ending = turn.another_try(job, f"host {event.host_id} does not have it", ON_LOSS, backoff=True)
+    reason = f"host {event.host_id} does not have it"
+    ending = turn.another_try(job, reason, ON_LOSS, backoff=True, host_fault=True)
     if job.state is JobState.STARTING and event.host_id not in job.started_hosts:
         turn.stop(job, ending)  # its start may still be under way: only a stop behind it makes sure
     else:

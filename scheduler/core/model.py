@@ -217,6 +217,7 @@ class Ending:
         backoff: Wait before the next try, longer after every failure (only with QUEUED).
         interruption: The job did nothing wrong: it does not count as a restart.
         wait_s: The host let its start down: it waits so long for the next, which does not count as a restart either.
+        host_fault: A fault of its host ended its run: the next one does not count as a restart, but as such a fault.
     """
 
     state: JobState
@@ -225,6 +226,7 @@ class Ending:
     backoff: bool = False
     interruption: Interruption | None = None
     wait_s: float | None = None
+    host_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +376,7 @@ class Job:
     epoch: int = 0
     restarts: int = 0
     let_down: int = 0  # how many of its starts have failed in a row because of what serves a host's GPUs
+    host_faults: int = 0  # how many of its runs a fault of their host has ended
     started_hosts: HostIds = frozenset()
     started_at: float | None = None
     ended_at: float | None = None

@@ -23,6 +23,9 @@ from cotenant.scheduler.core.transitions import advance
 BACKOFF_S = 1.0  # before the second try; doubles with every failure
 MAX_BACKOFF_S = 300.0
 MOST_LET_DOWN = 100  # starts in a row that the hosts' services may fail: each one beyond that is a try like any other
+# Runs that faults of their hosts may end. What ends all programs of a GPU does not say which of them has caused it: one
+# that does so each time must not run for ever.
+MOST_HOST_FAULTS = 10
 
 
 class Turn:
@@ -99,6 +102,7 @@ class Turn:
         exit_code: int | None = None,
         backoff: bool,
         wait_s: float | None = None,
+        host_fault: bool = False,
     ) -> Ending:
         """Return the ending of a job that did not end by itself or ended badly: another try, or failure.
 
@@ -109,6 +113,7 @@ class Turn:
             exit_code: Reported when the job fails.
             backoff: Wait before the next try.
             wait_s: The host's services let it down, and may be there after so many seconds; None = they did not.
+            host_fault: It ran, and its host, a GPU there or what serves that let it down.
         """
         if job.spec.hints.restart not in policies or job.was_held:
             return Ending(JobState.FAILED, reason, exit_code)
@@ -117,6 +122,9 @@ class Turn:
             return Ending(
                 JobState.QUEUED, f"{reason}; once more in {wait_s:.0f} s, no restart of its own", wait_s=wait_s
             )
+        if host_fault and job.host_faults < MOST_HOST_FAULTS:
+            told = f"{reason}; fault {job.host_faults + 1} of its hosts, no restart of its own"
+            return Ending(JobState.QUEUED, told, backoff=backoff, host_fault=True)
         limit = self.state.settings.lease.max_restarts
         if job.restarts >= limit:
             return Ending(JobState.FAILED, f"{reason}; gave up after {job.restarts} restarts", exit_code)
@@ -155,9 +163,10 @@ class Turn:
         if ending.wait_s is not None:
             job = replace(job, let_down=job.let_down + 1, not_before=self.now + ending.wait_s)
         elif ending.state is JobState.QUEUED and ending.interruption is None:
-            wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(job.restarts, 30)) if ending.backoff else 0.0
-            not_before = self.now + wait_s if wait_s else 0.0
-            job = replace(job, restarts=job.restarts + 1, not_before=not_before)
+            failed = job.host_faults if ending.host_fault else job.restarts
+            wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(failed, 30)) if ending.backoff else 0.0
+            job = replace(job, not_before=self.now + wait_s if wait_s else 0.0)
+            job = replace(job, host_faults=failed + 1) if ending.host_fault else replace(job, restarts=failed + 1)
         self.state.put(job)
         self._pass_memory_on(left)
 

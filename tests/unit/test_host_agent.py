@@ -16,6 +16,7 @@ from scheduling import GIB
 from support import wait_until
 
 from cotenant.actors import host_agent
+from cotenant.actors.devices.base import DeviceSample
 from cotenant.actors.host_agent import HostAgent
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.processors import processors
@@ -164,6 +165,18 @@ def test_the_end_of_a_job_is_told_when_its_memory_is_free(agent):
     agent._reap(2.0)
     assert [event.kind for event in agent._uplink._events] == ["job_started", "job_exited"]
     assert "7 MiB are still in use" in agent.report(1, (), "").note
+
+
+def test_a_job_that_fails_on_a_gpu_that_is_lost_is_told_as_let_down(agent):
+    gpu_id = agent._gpus[0].gpu_id
+    agent._profiler.device_readings = lambda: (DeviceSample(gpu_id, None, None, lost=True, note="XID 79"),)
+    command = StartJob("h1", job_spec("fails", "false"), 1, 0, (Share(gpu_id, GIB, 0.5),), "")
+    assert agent.apply([command]) == []
+    wait_until(lambda: [ended.job_id for ended in agent._launcher.poll()] == ["fails"], 10, "it has failed")
+    agent._reap(0.0)
+    exited = agent._uplink._events[-1]
+    assert (exited.lost, exited.exit_code) == (True, 1)
+    assert exited.reason == f"GPU {gpu_id}: XID 79; it ended with 1"
 
 
 @pytest.mark.parametrize(

@@ -387,7 +387,8 @@ class TestPauses:
         bench.host.end("a", 1, -9, lost=True)
         bench.report()
         view = bench.scheduler.job("a")
-        assert (view.state, view.restarts) == ("QUEUED", 1)
+        assert (view.state, view.restarts) == ("QUEUED", 0)
+        assert "fault 1 of its hosts" in view.reason
 
     @pytest.mark.parametrize("phase", ["STARTING", "STOPPING"])
     def test_a_host_removed_in_the_middle_of_it(self, bench: Bench, phase: str) -> None:
