@@ -36,7 +36,7 @@ RAY_START_TIMEOUT_S = 90.0
 HOSTS_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 PRM_TIMEOUT_S = 5.0
-GIVE_BACK_S = 30.0  # a driver or daemon that hangs is given up before
+GIVE_BACK_S = 45.0  # a start, driver or daemon that hangs is given up before
 
 
 @dataclass(frozen=True, slots=True)

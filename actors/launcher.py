@@ -241,14 +241,9 @@ class Launcher:
         return running
 
     def _environment(self, launch: launchspec.Launch, job_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
-        own = launchspec.job_variables(
-            launch["job_id"],
-            launch["epoch"],
-            job_dir,
-            base.get("PYTHONPATH", ""),
-            operator_mix=launch.get("operator_mix"),
-            token=launch.get("token", ""),
-        )
+        job, path = (launch["job_id"], launch["epoch"], job_dir), base.get("PYTHONPATH", "")
+        mix, token = launch.get("operator_mix"), launch.get("token", "")
+        own = launchspec.job_variables(*job, path, operator_mix=mix, token=token)
         return self._backend.environment(job_dir, [self._gpus[gpu_id] for gpu_id in launch["gpu_ids"]], base) | own
 
     def environment(self, job_id: str, epoch: int) -> dict[str, str]:
@@ -349,8 +344,11 @@ class Launcher:
                 self.stop(*job.key, 0.0, why, lost=True)
 
     def close(self) -> tuple[str, ...]:
-        """Give back what the host lent; what jobs that have not ended run under stays, and is told for people."""
-        return self._backend.close([launched.job_dir for launched in self.running()])
+        """Start nothing more and give back what the host lent; what jobs that have not ended run under stays, and is
+        told for people. Starts under way are waited for, ``starts.LAST_S`` at most.
+        """
+        late = [self._dir / f"{job_id}.{epoch}" for job_id, epoch in self._starts.close(self._launching)]
+        return self._backend.close([*late, *(launched.job_dir for launched in self.running())])
 
     def root_pids(self, job_id: str) -> set[int]:
         """Return the processes that, with their descendants, are the job: its supervisor, and those attached to it."""

@@ -15,6 +15,7 @@ from cotenant.actors.enforcement.base import StaleCommand
 from cotenant.actors.jobrecords import START_TIMEOUT_S
 
 Key = tuple[str, int]  # job id, epoch of its lease
+LAST_S = START_TIMEOUT_S + 1.0  # until the last start has succeeded or failed
 
 
 class Starts:
@@ -29,6 +30,7 @@ class Starts:
         self._news = threading.Condition(lock)
         self._over = over
         self._under_way: set[Key] = set()
+        self._closed = False
 
     def __contains__(self, key: Key) -> bool:
         return key in self._under_way
@@ -45,9 +47,11 @@ class Starts:
             present: The jobs that are here.
 
         Raises:
-            StaleCommand: It is not.
+            StaleCommand: It is not, or nothing starts any more.
         """
         job_id, epoch = key
+        if self._closed:
+            raise StaleCommand(f"{job_id}: start of epoch {epoch}, but this host is being given back")
         others = [other for name, other in (*present, *self._under_way) if name == job_id and other != epoch]
         newest = max([*others, self._over.get(job_id, -1)])
         if epoch <= newest:
@@ -71,6 +75,23 @@ class Starts:
             with self._news:
                 self._under_way.discard(key)
                 self._news.notify_all()
+
+    def close(self, starting: threading.Lock) -> frozenset[Key]:
+        """Let nothing start any more. To be called without the launcher's lock.
+
+        Args:
+            starting: Is held from the last look at whether a start may go on until its job is known or it has failed.
+
+        Returns:
+            The starts of which one may still become a job, since it hangs; empty otherwise.
+        """
+        with self._news:
+            self._closed = True
+        if starting.acquire(timeout=LAST_S):
+            starting.release()
+            return frozenset()
+        with self._news:
+            return frozenset(self._under_way)
 
     def end(self, key: Key) -> None:
         """Have neither this epoch of the job start here (again), nor an older one."""

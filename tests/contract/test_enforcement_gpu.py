@@ -17,10 +17,10 @@ from gpu_host import GPUS, SLEEP, GpuHost
 from launching import IGNORE_TERM, ignores_term
 from support import wait_until
 
-from cotenant.actors import runner
+from cotenant.actors import launcher, runner, starts
 from cotenant.actors.enforcement import mps
 from cotenant.actors.jobrecords import Launched
-from cotenant.actors.launcher import LaunchError
+from cotenant.actors.launcher import LaunchError, StaleCommand
 
 
 @pytest.fixture
@@ -226,3 +226,59 @@ def test_without_permission_nothing_starts_and_it_is_said(host, how, tmp_path):
     assert not list(host.path.glob("job.*"))
     if how == "foreign folder":
         folder.unlink()
+
+
+class HeldStart:
+    """A start on GPU-a that stays between being let onto the GPU and being known as a job while it is held."""
+
+    def __init__(self, host: GpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on, self.there = threading.Event(), threading.Event()
+        real = launcher.start_supervisor
+
+        def held(job_dir: Path) -> None:
+            self.there.set()
+            assert self.go_on.wait(30)
+            real(job_dir)
+
+        monkeypatch.setattr(launcher, "start_supervisor", held)
+        self.thread = threading.Thread(target=host.launch, args=("job",))
+        self.thread.start()
+        assert self.there.wait(20)
+
+
+def left(host: GpuHost) -> tuple[str, ...]:
+    folder = mps.service_folder(host.path, "GPU-a")
+    return (f"the MPS daemon of GPU-a goes on in {folder}: job.1 has not ended",)
+
+
+def test_a_start_that_is_under_way_when_its_host_is_given_back_keeps_its_daemon(host, monkeypatch):
+    start = HeldStart(host, monkeypatch)
+    said: list[tuple[str, ...]] = []
+    closing = threading.Thread(target=lambda: said.append(host.launcher.close()))
+    closing.start()
+    wait_until(lambda: host.launcher._starts._closed, 10, "nothing starts any more")
+    with pytest.raises(StaleCommand, match="next: start of epoch 1, but this host is being given back"):
+        host.launch("next", gpu="GPU-b")
+    assert closing.is_alive(), "it waits for the start"
+    start.go_on.set()
+    closing.join(20)
+    assert said == [left(host)]
+    start.thread.join(20)
+    assert len(host.fake.daemons("GPU-a")) == 1
+    assert [launched.job_id for launched in host.launcher.running()] == ["job"]
+
+
+def test_a_start_that_hangs_when_its_host_is_given_back_is_told_of(host, monkeypatch):
+    monkeypatch.setattr(starts, "LAST_S", 0.1)
+    start = HeldStart(host, monkeypatch)
+    assert host.launcher.close() == left(host)
+    assert len(host.fake.daemons("GPU-a")) == 1
+    start.go_on.set()
+    start.thread.join(20)
+
+
+def test_nothing_starts_on_a_host_that_has_been_given_back(host):
+    assert host.launcher.close() == ()
+    with pytest.raises(StaleCommand, match="job: start of epoch 1, but this host is being given back"):
+        host.launch("job")
+    assert host.fake.asked == []

@@ -116,7 +116,7 @@ def test_a_host_that_does_not_give_everything_back_is_named(monkeypatch: pytest.
     assert cluster._give_back(["busy"]) == ["host busy: the MPS daemon of GPU-a goes on"]
     broken, late = cluster._give_back(["good", "late", "broken"])
     assert broken == "host broken has not given everything back: OSError: no room"
-    assert late.startswith("host late has not given everything back within 30 s: an MPS daemon may still run there")
+    assert late.startswith("host late has not given everything back within 45 s: an MPS daemon may still run there")
 
 
 def test_down_has_hosts_give_everything_back_before_their_agents_are_killed(
