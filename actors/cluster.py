@@ -28,13 +28,17 @@ from cotenant.configs.settings import Settings
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.errors import CotenantError, NotConnected
 from cotenant.scheduler.names import API, NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name, home, secret
+from cotenant.scheduler.views import JobView
 
 # Ray starts without a word without what has its port taken, by another Ray for example; without its dashboard or its
 # agent there are no Ray jobs.
 DASHBOARD_PORT, DASHBOARD_AGENT_PORT, RAY_CLIENT_PORT = 8265, 52365, 10001
 RAY_START_TIMEOUT_S = 90.0
 HOSTS_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0  # for Ray, and for jobs whose grace periods are shorter
+STOP_MARGIN_S = 15.0  # until what outlived its grace period is killed, its memory is free and its end is known
+LONGEST_GRACE_S = 3600.0  # as for hints; a setting may be longer
+NAMED = 5  # of jobs in one line
 PRM_TIMEOUT_S = 5.0
 GIVE_BACK_S = 45.0  # a start, driver or daemon that hangs is given up before
 
@@ -164,18 +168,19 @@ def start_actors(settings: Settings, api_class: type | None) -> list[str]:
     return notes
 
 
-def down(force: bool) -> DownReport:
+def down(force: bool, tell: Callable[[str], None] = lambda _: None) -> DownReport:
     """Stop all jobs, then cotenant's actors, then the Ray head if ``up --local`` started it.
 
     Args:
         force: Do not wait for jobs to end; their supervisors kill them when their lease expires.
+        tell: Is told, for people, what is waited for.
     """
     record = ClusterRecord.load()
     notes: list[str] = []
     stopped, found = 0, True
     try:
         with Client.connect() as client:
-            stopped = _stop_jobs(client, force, notes)
+            stopped = _stop_jobs(client, force, notes, tell)
             _kill_actors(client, notes)
     except NotConnected as error:
         found = False
@@ -276,15 +281,32 @@ def _end_ray(pid: int) -> None:
         return
 
 
-def _stop_jobs(client: Client, force: bool, notes: list[str]) -> int:
+def _stop_jobs(client: Client, force: bool, notes: list[str], tell: Callable[[str], None]) -> int:
     scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
     stopped: Any = ray.get(scheduler.shut_down.remote())
-    if not force:
-        try:
-            _await(lambda: not client.jobs(active_only=True), STOP_TIMEOUT_S, "jobs do not end")
-        except CotenantError:
-            notes.append("some jobs did not end in time; their supervisors kill them when their lease expires")
+    active = client.jobs(active_only=True)
+    if active and not force:
+        wait_s = max(STOP_TIMEOUT_S, max(map(_grace_s, active)) + STOP_MARGIN_S)
+        tell(f"waiting for jobs to end, {wait_s:.0f} s at most (not with --force), by grace period: {_named(active)}")
+        with contextlib.suppress(CotenantError):
+            _await(lambda: not client.jobs(active_only=True), wait_s, "jobs do not end")
+        active = client.jobs(active_only=True)
+    if active:
+        notes.append(f"not ended yet; their supervisors kill them when their leases expire: {_named(active)}")
     return int(stopped)
+
+
+def _grace_s(job: JobView) -> float:
+    """Return how long a job that is being stopped may save; by one clock, which need not be this machine's."""
+    asked_at = job.history[-1].at if job.history else 0.0
+    return 0.0 if job.stop_by is None else min(LONGEST_GRACE_S, job.stop_by - asked_at)
+
+
+def _named(jobs: Sequence[JobView]) -> str:
+    """Name jobs with their grace periods, the longest first."""
+    ordered = sorted(jobs, key=_grace_s, reverse=True)
+    more = f", and {len(jobs) - NAMED} more" if len(jobs) > NAMED else ""
+    return ", ".join(f"{job.job_id} ({_grace_s(job):.0f} s)" for job in ordered[:NAMED]) + more
 
 
 def _kill_actors(client: Client, notes: list[str]) -> None:

@@ -344,7 +344,7 @@ def down(
     prepare_ray_environment(local=False)
     from cotenant.actors import cluster  # noqa: PLC0415 - imports Ray
 
-    report = cluster.down(force)
+    report = cluster.down(force, _render.note)
     if as_json:
         _render.print_json(asdict(report))
         return

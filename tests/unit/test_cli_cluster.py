@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,8 +151,12 @@ def test_up_and_down_report(client: FakeClient, monkeypatch: pytest.MonkeyPatch)
         seen.append((address, local, settings.device.count, api_class))
         return UpReport("127.0.0.1:1", 1, 2, "http://127.0.0.1:8266", "/t", ("a note",))
 
+    def down(force: bool, tell: Callable[[str], None]) -> DownReport:
+        tell("waiting")
+        return DownReport(True, 3 if force else 0, ())
+
     fakes = {
-        "actors": ("cluster", SimpleNamespace(up=up, down=lambda force: DownReport(True, 3 if force else 0, ()))),
+        "actors": ("cluster", SimpleNamespace(up=up, down=down)),
         "dashboards": ("server", SimpleNamespace(Api="the API")),
     }
     for room, (name, fake) in fakes.items():  # the real ones import Ray
@@ -164,7 +169,9 @@ def test_up_and_down_report(client: FakeClient, monkeypatch: pytest.MonkeyPatch)
     assert seen == [(None, True, 2, "the API")]
     assert json.loads(invoke("up", "--json")[1])["gpus"] == 2
     assert invoke("down", "--force")[1] == "stopped; jobs that were still active: 3\n"
-    assert json.loads(invoke("down", "--json")[1]) == {"found": True, "stopped_jobs": 0, "notes": []}
+    _, out, err = invoke("down", "--json")
+    assert json.loads(out) == {"found": True, "stopped_jobs": 0, "notes": []}
+    assert err == "cotenant: waiting\n", "what is waited for is told there too"
 
 
 def test_doctor_warns_with_0_and_fails_with_1(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import ray
-from fake_client import FakeClient
+from fake_client import FakeClient, job_view
 from ray.exceptions import RayActorError
 
 from cotenant.actors import cluster
 from cotenant.configs.settings import DeviceSettings, Settings
+from cotenant.scheduler.core.model import JobState
 from cotenant.scheduler.errors import CotenantError
 from cotenant.scheduler.names import SCHEDULER, agent_name
+from cotenant.scheduler.views import HistoryView, JobView
 
 
 def test_hosts_that_the_journal_remembers_but_that_are_gone_are_not_counted(
@@ -153,3 +155,73 @@ def test_down_has_hosts_give_everything_back_before_their_agents_are_killed(
         assert done.index(f"shut_down {name}") < done.index(f"kill {name}")
     assert (report.found, report.stopped_jobs) == (True, 2)
     assert report.notes == tuple(f"host {host.host_id}: the MPS daemon of GPU-a goes on" for host in client.hosts())
+
+
+def stopping(job_id: str, grace_s: float) -> JobView:
+    """A job that was asked to end just now, by the clock of another machine."""
+    asked = HistoryView(at=5000.0, state=JobState.STOPPING, reason="cotenant down")
+    return job_view(job_id, JobState.STOPPING, history=[asked], stop_by=5000.0 + grace_s)
+
+
+class Ending:
+    """A cluster whose jobs end when they have been asked for so often."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int, *jobs: JobView) -> None:
+        self.client = FakeClient(*jobs)
+        self.asked, self.told, self.notes = 0, list[str](), list[str]()
+        looks = self.client.jobs
+
+        def look(**how: Any) -> list[JobView]:
+            self.asked += 1
+            return looks(**how) if self.asked <= after else []
+
+        monkeypatch.setattr(self.client, "jobs", look)
+        actor = SimpleNamespace(shut_down=SimpleNamespace(remote=lambda: len(jobs)))
+        monkeypatch.setattr(ray, "get_actor", lambda *_: actor)
+        monkeypatch.setattr(ray, "get", lambda answer: answer)
+
+    def stop(self, *, force: bool) -> int:
+        client: Any = self.client
+        return cluster._stop_jobs(client, force, self.notes, self.told.append)
+
+
+def test_down_waits_for_the_longest_grace_period_of_what_it_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "STOP_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(cluster, "STOP_MARGIN_S", 20.0)
+    ending = Ending(monkeypatch, 3, stopping("short", 1.0), stopping("long", 100.0))
+    assert ending.stop(force=False) == 2
+    assert ending.asked > 3, "it has waited"
+    assert ending.told == [
+        "waiting for jobs to end, 120 s at most (not with --force), by grace period: long (100 s), short (1 s)"
+    ]
+    assert ending.notes == []
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "wait_s"),
+    [(2.0, 30.0), (20.0, 35.0), (3600.0, 3615.0), (1e9, 3615.0)],
+    ids=["short", "", "hour", "ever"],
+)
+def test_how_long_down_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, grace_s: float, wait_s: float) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(cluster, "_await", lambda _condition, timeout_s, _otherwise: waited.append(timeout_s))
+    Ending(monkeypatch, 99, stopping("a", grace_s), job_view("b", JobState.RUNNING)).stop(force=False)
+    assert waited == [wait_s]
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_down_names_the_jobs_that_it_leaves(monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
+    monkeypatch.setattr(cluster, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(cluster, "STOP_MARGIN_S", 0.0)
+    ending = Ending(monkeypatch, 99, *(stopping(f"job-{number}", 0.0) for number in range(7)))
+    assert ending.stop(force=force) == 7
+    (note,) = ending.notes
+    assert note.startswith("not ended yet; their supervisors kill them when their leases expire: job-0 (0 s), job-1 (0")
+    assert note.endswith("job-4 (0 s), and 2 more")
+    assert bool(ending.told) is not force
+
+
+def test_down_without_jobs_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = Ending(monkeypatch, 0)
+    assert ending.stop(force=False) == 0
+    assert (ending.told, ending.notes) == ([], [])
