@@ -111,15 +111,16 @@ class Client:
             check_command(command)
         job_id = check_job_id(job_id) if job_id is not None else new_job_id()
         here, runtime_env = self._link.origin()
+        where = cwd if cwd is not None else str(Path.cwd())
         spec = JobSpec(
             job_id=job_id,
             name=(tidy_name(_default_name(command)) or job_id) if name is None else name,
             kind=kind,
             command=tuple(command),
-            cwd=cwd if cwd is not None else str(Path.cwd()),
+            cwd=where,
             env=dict(os.environ if env is None else env) if kind == "command" else {},
             hints=hints,
-            fingerprint=fingerprint(command or (name or "",)) if command or name else NAMELESS,
+            fingerprint=fingerprint(command or (name or "",), where) if command or name else NAMELESS,
             submitted_at=time.time(),
             attached=attached,
             submit_host=here,

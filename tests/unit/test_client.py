@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,14 @@ def test_a_command_is_words_not_one_text(command: str) -> None:
     """A text is a sequence too: its letters would be run as words."""
     with pytest.raises(ValueError, match=r"^command: .* give a list of words"):
         Client(NoLink()).spec(command, Hints())  # type: ignore[arg-type]
+
+
+def test_a_program_is_known_by_where_it_lies_in_its_project() -> None:
+    def known_as(script: str, cwd: str | None = None) -> str:
+        return Client(NoLink()).spec(["python", script], Hints(), cwd=cwd, env={}).fingerprint  # type: ignore[arg-type]
+
+    assert known_as("a/train.py", "/w") == known_as("/w/a/train.py", "/w") != known_as("b/train.py", "/w")
+    assert known_as("a/train.py") == known_as(f"{Path.cwd()}/a/train.py")
 
 
 @pytest.mark.parametrize(
