@@ -11,15 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors.claims import release_claim
+from cotenant.actors.devices.cpu import cpu_gpus
 from cotenant.actors.devices.registry import start_nvml
 from cotenant.actors.nodes import head_node_id, hosting_nodes
 from cotenant.actors.prm_actor import Prm
@@ -255,18 +257,17 @@ def _start_ray(settings: Settings) -> tuple[int, str]:
 
 def _gpu_count(settings: Settings) -> list[str]:
     """What Ray is told of this machine's GPUs: where they are real it counts them itself."""
-    device = settings.device
+    device, cores = settings.device, sorted(os.sched_getaffinity(0))
     count = device.count
-    if count is None:
-        try:
-            library = start_nvml(device)
-        except ValueError as error:
-            raise CotenantError(str(error)) from error
-        if library is not None:
+    try:
+        if count is None and (library := start_nvml(device)) is not None:
             library.close()
             return []
-        count = max(1, len(os.sched_getaffinity(0)) // device.cores_per_gpu)
-    return [f"--num-gpus={count}"]
+        if device.backend == "cpu" or (count is None and device.backend == "auto"):  # what its host agent would refuse
+            count = len(cpu_gpus(device, "local", count, cores))
+    except ValueError as error:
+        raise CotenantError(str(error)) from error
+    return [f"--num-gpus={count or max(1, len(cores) // device.cores_per_gpu)}"]
 
 
 def _end_ray(pid: int) -> None:
@@ -346,11 +347,37 @@ def _give_back(hosts: Sequence[str]) -> list[str]:
 
 
 def _wait_for_hosts(client: Client) -> None:
+    asked: dict[str, Any] = {}
+
     def all_in() -> bool:
         reachable = {host.host_id for host in client.hosts() if host.reachable}
-        return bool(reachable) and hosting_nodes() <= reachable
+        nodes = hosting_nodes()
+        _refuse_failed_agents(nodes - reachable, asked)
+        return bool(reachable) and nodes <= reachable
 
     _await(all_in, HOSTS_TIMEOUT_S, "no host agent has reported: look at 'cotenant doctor --cluster'")
+
+
+def _refuse_failed_agents(host_ids: AbstractSet[str], asked: dict[str, Any]) -> None:
+    """Say why a host agent did not start, of those that have not reported yet. An actor that is gone has no name any
+    more: so each is asked once, while it starts, and ``asked`` keeps where its answer will be.
+
+    Raises:
+        CotenantError: One did not.
+    """
+    for host_id in host_ids - asked.keys():
+        with contextlib.suppress(ValueError):  # it is not there yet
+            asked[host_id] = ray.get_actor(agent_name(host_id), NAMESPACE).ping.remote()
+    for host_id in asked.keys() & host_ids:
+        try:
+            ray.get(asked[host_id], timeout=0)
+        except GetTimeoutError:
+            continue
+        except RayActorError as error:
+            del asked[host_id]
+            if "creation task" in str(error):  # else it has died since, and is started anew
+                why = str(error).strip().splitlines()[-1]
+                raise CotenantError(f"the agent of host {host_id[:12]} did not start: {why}") from error
 
 
 def _await(condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:

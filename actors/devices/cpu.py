@@ -54,6 +54,10 @@ def cpu_gpus(settings: DeviceSettings, host_name: str, count: int | None, cores:
     number = count or len(cores) // size
     total = memory_total_bytes()
     usable = min(total, memory_limit_bytes() or total)
+    if settings.memory_bytes is not None and settings.memory_bytes > usable:
+        raise ValueError(
+            f"device.memory_bytes: {settings.memory_bytes} is not accepted; give 1 to {usable}, the memory of this host"
+        )
     return tuple(
         GpuInfo(
             gpu_id=f"cpu-{host}-{index}",

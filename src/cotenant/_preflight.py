@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -63,6 +64,29 @@ def check_command(command: Sequence[str], cwd: str) -> None:
     script = _script(command)
     if script is not None and not os.path.exists(Path(cwd, script)):  # noqa: PTH110
         raise CotenantError(f"command: the script {shown(script)} does not exist in {cwd}; give another path or --cwd")
+
+
+def doubts(command: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Say what will probably fail, and may be right on the host that the job runs on; empty when nothing is.
+
+    Args:
+        command: A command that was checked.
+        variables: The environment that it will have.
+    """
+    program, path = command[0], variables.get("PATH", os.defpath)
+    if "/" in program or shutil.which(program, path=path) is not None:
+        return ""
+    names = {name for folder in path.split(os.pathsep) for name in _names_in(folder)}
+    alike = difflib.get_close_matches(program, sorted(names), n=1, cutoff=0.8)
+    hint = f"; did you mean {shown(alike[0])}?" if alike else ""
+    return f"command: {shown(program)} is not on PATH here: the job fails unless it is on the host it runs on{hint}"
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder or ".")  # noqa: PTH208 - many folders, and only the names
+    except OSError:
+        return []  # PATH often names folders that are not there
 
 
 def _script(command: Sequence[str]) -> str | None:

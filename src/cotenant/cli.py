@@ -455,7 +455,10 @@ def _checked(
         check_name(name)
     directory = _preflight.working_directory(cwd)
     _preflight.check_command(command or [], directory)
-    return list(command or []), directory, _preflight.environment(env or [], os.environ)
+    words, variables = list(command or []), _preflight.environment(env or [], os.environ)
+    if doubt := _preflight.doubts(words, variables):
+        _render.note(doubt)
+    return words, directory, variables
 
 
 def _stay(client: Client, command: list[str], hints: Hints, **how: Any) -> int:

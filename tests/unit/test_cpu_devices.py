@@ -58,6 +58,7 @@ def test_memory_is_the_setting_or_an_equal_part_of_the_host() -> None:
     ("settings", "host", "message"),
     [
         (DeviceSettings(cores_per_gpu=3), "h", "device.cores_per_gpu: 3 is not accepted; give 1 to 2"),
+        (DeviceSettings(memory_bytes=1 << 60), "h", f"device.memory_bytes: {1 << 60} is not accepted; give 1 to "),
         (DeviceSettings(), "...", "host name: '...' is not accepted"),
     ],
 )

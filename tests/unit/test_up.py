@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 from fake_client import FakeClient, job_view
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from cotenant.actors import cluster
 from cotenant.configs.settings import DeviceSettings, Settings
@@ -39,7 +39,6 @@ def test_hosts_that_the_journal_remembers_but_that_are_gone_are_not_counted(
     ("nvml", "settings", "expected"),
     [
         (None, DeviceSettings(count=3), ["--num-gpus=3"]),
-        (None, DeviceSettings(cores_per_gpu=10_000), ["--num-gpus=1"]),
         (SimpleNamespace(close=lambda: None), DeviceSettings(), []),  # Ray counts NVIDIA GPUs itself
         (SimpleNamespace(close=lambda: None), DeviceSettings(count=1), ["--num-gpus=1"]),
     ],
@@ -49,6 +48,59 @@ def test_what_ray_is_told_of_this_machines_gpus(
 ) -> None:
     monkeypatch.setattr(cluster, "start_nvml", lambda _: nvml)
     assert cluster._gpu_count(Settings(device=settings)) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (DeviceSettings(cores_per_gpu=10_000), "device.cores_per_gpu: 10000 is not accepted; give 1 to "),
+        (
+            DeviceSettings(backend="cpu", count=1, memory_bytes=1 << 60),
+            f"device.memory_bytes: {1 << 60} is not accepted",
+        ),
+        (DeviceSettings(memory_bytes=1 << 60), f"device.memory_bytes: {1 << 60} is not accepted; give 1 to "),
+    ],
+)
+def test_devices_larger_than_this_machine_are_refused_before_ray_is_started(
+    monkeypatch: pytest.MonkeyPatch, settings: DeviceSettings, message: str
+) -> None:
+    monkeypatch.setattr(cluster, "start_nvml", lambda _: None)
+    with pytest.raises(CotenantError, match=f"^{message}"):
+        cluster._gpu_count(Settings(device=settings))
+
+
+def test_a_host_agent_that_does_not_start_is_one_line_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``up`` waited a minute for its report, and said that there was none."""
+    refused = (
+        "The actor died because of an error raised in its creation task, HostAgent.__init__()\n"
+        "ValueError: device.memory_bytes: 9 is not accepted; give 1 to 8, the memory of GPU-a"
+    )
+    answers: dict[str, Exception] = {
+        "starts": GetTimeoutError("not yet"),
+        "died": RayActorError(error_msg="The actor died: its node has gone"),
+        "refuses": RayActorError(error_msg=refused),
+    }
+    pings: list[str] = []
+
+    def agent(name: str, _: str) -> Any:
+        known = next((each for each in answers if each in name), None)
+        if known is None:
+            raise ValueError(name)
+        return SimpleNamespace(ping=SimpleNamespace(remote=lambda: pings.append(known) or known))
+
+    def get(answer: str, timeout: float) -> None:
+        raise answers[answer]
+
+    monkeypatch.setattr(ray, "get_actor", agent)
+    monkeypatch.setattr(ray, "get", get)
+    asked: dict[str, Any] = {}
+    for _ in range(3):
+        cluster._refuse_failed_agents({"starts", "died", "not there yet"}, asked)
+    assert pings.count("starts") == 1, "nothing piles up in one that starts"
+    with pytest.raises(
+        CotenantError, match=r"^the agent of host refuses did not start: ValueError: device.memory_bytes"
+    ):
+        cluster._refuse_failed_agents({"refuses"}, asked)
 
 
 def test_a_driver_that_does_not_work_is_told_before_ray_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
