@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,12 @@ def ray_environment() -> Iterator[None]:
         patch.setenv("COTENANT_HOME", "")
         patch.setenv("COTENANT_RUN_DIR", "")
         yield
+
+
+@pytest.fixture
+def start(ray_environment: None) -> Callable[..., Deployment]:
+    """Starts a Ray head with cotenant on it; see ``start_deployment``."""
+    return start_deployment
 
 
 @pytest.fixture(scope="module")
