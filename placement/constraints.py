@@ -72,6 +72,8 @@ class Candidates:
 
     def joined(self, other: Candidates) -> Candidates:
         """Return these and others of the same fleet, in order."""
+        if not len(other.places) or not len(self.places):
+            return self if len(self.places) else other
         places = np.concatenate([self.places, other.places])
         order = np.argsort(places, kind="stable")
         return Candidates(
@@ -116,9 +118,11 @@ class Examination:
     def empty(self) -> Candidates:
         """Return the GPUs that carry nobody and may take the job."""
         fleet, settings, places = self.fleet, self._settings, self._empty
+        if not len(places):
+            return Candidates(fleet)
         gain, harm = np.zeros(len(places)), np.zeros(len(places))
         kinds = fleet.kind[places]
-        for kind in np.unique(kinds).tolist() if len(places) else ():
+        for kind in np.unique(kinds).tolist():
             slower = slowness(fleet.kinds[kind], self.request, settings) - 1.0
             after = self._predictor.predict([self.request.on(fleet.kinds[kind])], fleet.kinds[kind])
             outlook = self._alone[kind] = Outlook(after, 0.0, -(1.0 - settings.packing_bias) * slower, slower)
@@ -130,11 +134,15 @@ class Examination:
 
         Only the ``MOST_PREDICTED`` least used of those are looked at where everything but the interference fits.
         """
+        if not len(self._crowded):
+            return Candidates(self.fleet)
         close = self._close()
         views, settings = self.fleet.views, self._settings
         found = self.fleet.prospects.of(self.request, close, views, self._predictor, settings)
         self._prospects = dict(zip(close, found, strict=True))
         good = [place for place, prospect in self._prospects.items() if prospect.error is None]
+        if not good:
+            return Candidates(self.fleet)
         outlooks = [self.outlook(place) for place in good]
         places = np.array(good, dtype=np.int64)
         gain, harm = np.array([each.gain for each in outlooks]), np.array([each.harm for each in outlooks])
@@ -168,8 +176,9 @@ class Examination:
         return refuse(self.request, self._part, errors, usable.places, self._part.places[possible])
 
     def _needs_at(self, places: Integers) -> Integers:
-        """Return the memory the job would reserve on the GPUs at these positions of the fleet."""
-        return memory_needs(self.request, self.fleet.capacity[places], self._settings.memory_margin)
+        """Return the memory the job would reserve on some of the GPUs asked about, by position in the fleet."""
+        asked = self._part.places
+        return self._needs[places if len(asked) == len(self.fleet) else np.searchsorted(asked, places)]
 
     def _parts(self, places: Integers) -> Integers:
         """Return the part of these GPUs that the job would take, hundredths."""

@@ -48,13 +48,32 @@ class Prospect:
         return bias * self.saving - (1.0 - bias) * slowdown - self.now
 
 
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """What one shared GPU comes to without the job: the same for all that ask.
+
+    Attributes:
+        view: The GPU.
+        weights: Weight of every resident, in order.
+        saved: Packing saving.
+        score: Score.
+        lost: Sum over the residents of weight times 1/n - 1.
+    """
+
+    view: GpuView
+    weights: Sequence[float]
+    saved: float
+    score: float
+    lost: float
+
+
 class Prospects:
     """The prospects of many jobs on the GPUs of one fleet. Transparent: what is remembered would be found again."""
 
     def __init__(self) -> None:
         self._rest_on: tuple[InterferencePredictor, PlacementSettings] | None = None
         self._known: dict[_Ask, dict[int, tuple[GpuView, Prospect]]] = {}
-        self._now: dict[int, tuple[GpuView, Sequence[ThroughputPrediction]]] = {}
+        self._now: dict[int, _Now] = {}
         self._count = 0
 
     def of(
@@ -94,35 +113,36 @@ class Prospects:
         predictor: InterferencePredictor,
         settings: PlacementSettings,
     ) -> Iterator[tuple[int, tuple[GpuView, Prospect]]]:
-        new = [place for place in places if place not in self._now or self._now[place][0] is not views[place]]
+        new = [place for place in places if place not in self._now or self._now[place].view is not views[place]]
         gpus = [views[place] for place in (*new, *places)]
         sets = [(gpu.gpu_type, [resident.profile for resident in gpu.residents]) for gpu in gpus]
         for gpu_type, members in sets[len(new) :]:
             members.append(request.on(gpu_type))
         predicted = predict_sets(predictor, sets)
-        self._now.update((place, (views[place], p)) for place, p in zip(new, predicted, strict=False))
+        self._now.update((p, _now(views[p], each, settings)) for p, each in zip(new, predicted, strict=False))
         self._count += len(places)
         for place, after in zip(places, predicted[len(new) :], strict=True):
-            yield place, (views[place], _prospect(request, views[place], self._now[place][1], after, settings))
+            yield place, (views[place], _prospect(request, self._now[place], after, settings))
+
+
+def _now(gpu: GpuView, before: Sequence[ThroughputPrediction], settings: PlacementSettings) -> _Now:
+    weights = [resident.weight for resident in gpu.residents]
+    alone = [prediction.mid for prediction in before]
+    lost = math.fsum([weight * (1.0 / n - 1.0) for weight, n in zip(weights, alone, strict=True)])
+    return _Now(gpu, weights, packing_saving(alone), score(alone, settings.packing_bias, weights), lost)
 
 
 def _prospect(
-    request: Request,
-    gpu: GpuView,
-    before: Sequence[ThroughputPrediction],
-    after: Sequence[ThroughputPrediction],
-    settings: PlacementSettings,
+    request: Request, now: _Now, after: Sequence[ThroughputPrediction], settings: PlacementSettings
 ) -> Prospect:
-    weights = [resident.weight for resident in gpu.residents]
-    alone = [prediction.mid for prediction in before]
-    now, saved = score(alone, settings.packing_bias, weights), packing_saving(alone)
-    saving = packing_saving([prediction.mid for prediction in after])
-    error = _slowdown_error(request, gpu, after, settings.confidence)
+    throughputs = [prediction.mid for prediction in after]
+    saving = packing_saving(throughputs)
+    error = _slowdown_error(request, now.view, after, settings.confidence)
     if error is None and saving <= 0.0:  # one after the other would be faster, whatever slowdown the users accept
-        error = FitError("no_saving", gpu.gpu_id, 0.0, saving)
-    lost = math.fsum(weight * (1.0 / new.mid - 1.0) for weight, new in zip(weights, after, strict=False))
-    lost_now = math.fsum(weight * (1.0 / old.mid - 1.0) for weight, old in zip(weights, before, strict=True))
-    return Prospect(after, saving, saved, now, 1.0 / after[-1].mid - 1.0, lost, lost - lost_now, error)
+        error = FitError("no_saving", now.view.gpu_id, 0.0, saving)
+    lost = math.fsum([weight * (1.0 / n - 1.0) for weight, n in zip(now.weights, throughputs, strict=False)])
+    own = 1.0 / throughputs[-1] - 1.0
+    return Prospect(after, saving, now.saved, now.score, own, lost, lost - now.lost, error)
 
 
 def _slowdown_error(

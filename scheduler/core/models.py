@@ -22,7 +22,7 @@ from cotenant.forecasting.windows import MOST_BYTES
 REMEMBERED = 100_000  # answers, and profiles
 MOST_ROUNDED = 1e300  # rounding may make more than there is of what is larger
 
-_Question = tuple[str | int, ...]  # GPU type, numbers of profiles
+_Question = tuple[str, tuple[int, ...]]  # GPU type, numbers of profiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,26 +74,32 @@ class ProfileNumbers:
 
     def __init__(self) -> None:
         self._numbers: dict[DemandProfile, int] = {}
+        self._same: dict[int, tuple[DemandProfile, int]] = {}  # by identity, of objects that are kept here for it
         self._places: dict[DemandProfile, int] = {}  # of rounded profiles
         self._rounded: list[DemandProfile] = []
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._same)
 
     def clear(self) -> None:
         """Forget all of them; the numbers start anew."""
         self._numbers.clear()
+        self._same.clear()
         self._places.clear()
         self._rounded.clear()
 
     def of(self, profile: DemandProfile) -> int:
         """Return the number of a profile."""
+        same = self._same.get(id(profile))
+        if same is not None:
+            return same[1]
         number = self._numbers.get(profile)
         if number is None:
             rounded = _rounded(profile)
             number = self._numbers[profile] = self._places.setdefault(rounded, len(self._places))
             if number == len(self._rounded):
                 self._rounded.append(rounded)
+        self._same[id(profile)] = profile, number
         return number
 
     def profile(self, number: int) -> DemandProfile:
@@ -130,15 +136,13 @@ class GuardedInterference:
         if len(self._numbers) > REMEMBERED or len(self._answers) > REMEMBERED:
             self._numbers.clear()
             self._answers.clear()
-        numbered = [tuple(map(self._numbers.of, members)) for members in candidates]
-        questions: list[_Question] = [(gpu_type, *numbers) for numbers in numbered]
-        new = {each: numbers for each, numbers in zip(questions, numbered, strict=True) if each not in self._answers}
-        asked = [tuple(map(self._numbers.profile, numbers)) for numbers in new.values()]
-        answers = self._ask(asked, gpu_type) if new else []
-        fresh = dict(zip(new, answers, strict=True))
-        found = [fresh[each] if each in fresh else self._answers[each] for each in questions]
-        self._answers.update(fresh)
-        return found
+        number, profile, known = self._numbers.of, self._numbers.profile, self._answers
+        questions: list[_Question] = [(gpu_type, tuple([number(each) for each in members])) for members in candidates]
+        new = list(dict.fromkeys([question for question in questions if question not in known]))
+        if new:
+            answers = self._ask([tuple([profile(each) for each in numbers]) for _, numbers in new], gpu_type)
+            known.update(zip(new, answers, strict=True))
+        return [known[question] for question in questions]
 
     def explain(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[Mapping[str, float]]:
         """See ``ExplainingInterferencePredictor``; of the same rounded profiles that are predicted for."""

@@ -66,12 +66,14 @@ class TablePredictor:
         learnt, error = self._learnt, self._error
         if learnt is None:
             return ThroughputPrediction(max(_LEAST, n - error), n, min(1.0, n + error), "from the table of pairs")
-        others = tuple(sorted(names[:place] + names[place + 1 :]))
-        measured = learnt.sets.get((gpu_type, names[place], others))
+        one, others = names[place], names[:place] + names[place + 1 :]
+        measured = learnt.sets.get((gpu_type, one, tuple(sorted(others)) if len(others) > 1 else others))
         if measured is not None:
             low, mid, high = measured
             return ThroughputPrediction(low, mid, high, "measured together")
-        shift = math.fsum(learnt.shift(gpu_type, names[place], other) for other in others)
+        own, caused = learnt.own.get((gpu_type, one), 0.0), learnt.caused
+        # how far n of ``one`` beside each of the others is off the table
+        shift = math.fsum([own + caused.get((gpu_type, other), 0.0) for other in sorted(others)])
         mid = min(1.0, max(_LEAST, n + shift))
         return ThroughputPrediction(
             max(_LEAST, mid - error), mid, min(1.0, mid + error), f"from the table of pairs, corrected by {shift:+.2f}"
@@ -95,10 +97,6 @@ class _Learnt:
     sets: Mapping[tuple[str, str, tuple[str, ...]], tuple[float, float, float]]
     own: Mapping[tuple[str, str], float]
     caused: Mapping[tuple[str, str], float]
-
-    def shift(self, gpu_type: str, one: str, other: str) -> float:
-        """Return what is added to the table's n of ``one`` beside ``other``."""
-        return self.own.get((gpu_type, one), 0.0) + self.caused.get((gpu_type, other), 0.0)
 
 
 def learn(observations: Sequence[Observation], table: Callable[[str, str, str], float | None]) -> _Learnt:

@@ -92,8 +92,9 @@ class PairTable:
         count = len(workloads)
         if count == 1:
             return (1.0,)
+        pair = self.pair
         excess = [
-            math.fsum(1.0 / self.pair(one, other) - 1.0 for j, other in enumerate(workloads) if j != i)
+            math.fsum([1.0 / pair(one, other) - 1.0 for j, other in enumerate(workloads) if j != i])
             for i, one in enumerate(workloads)
         ]
         speeds = [1.0 / (1.0 + e) for e in excess]
