@@ -40,7 +40,15 @@ from cotenant.actors.vital import start_vital_thread
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.types import DemandProfile
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
-from cotenant.scheduler.core.events import Event, JobExited, JobHeldBack, JobStarted, MemoryOverrun, StartFailed
+from cotenant.scheduler.core.events import (
+    Event,
+    FreezeFailed,
+    JobExited,
+    JobHeldBack,
+    JobStarted,
+    MemoryOverrun,
+    StartFailed,
+)
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Wish
 from cotenant.scheduler.core.reconcile import InventoryItem
 from cotenant.scheduler.core.requests import grace_s
@@ -99,14 +107,16 @@ class HostAgent:
         self._joined_at = time.time()
         self._cpus = processors()
         self._lock = threading.RLock()
-        self._held: dict[str, Launched] = {}  # jobs that have not ended, device loop only
+        self._held: dict[str, Launched] = {}  # jobs that run, device loop only
         # (job id, epoch) -> (revision, since when); made ready for its start
         self._preparing: dict[tuple[str, int], tuple[int, float]] = {}
-        self._watched: dict[str, tuple[int, set[int]]] = {}  # job id -> (epoch, root pids), device loop only
+        # job id -> (epoch, GPUs, root pids), device loop only
+        self._watched: dict[str, tuple[int, tuple[str, ...], set[int]]] = {}
         self._exits_told: set[tuple[str, int]] = set()
         self._controls: dict[str, str] = {}
         self._uplink = Uplink(self, self.settings.lease.ttl_s, self.settings.profiler.window_s)
         self._stopping = threading.Event()
+        self._launcher.freezing.take_up(host_id, self._uplink.tell)
         start_vital_thread("device", self._device_loop)
         start_vital_thread("enforcement", self._enforcement_loop)
         start_vital_thread("uplink", lambda: self._uplink.run(self._stopping))
@@ -177,7 +187,12 @@ class HostAgent:
     def _apply(self, command: Command) -> None:
         if isinstance(command, StartJob):
             self._claims = True  # it was decided before the GPUs were given back
+        freezing = self._launcher.freezing
         match command:
+            case StartJob(thaws=True):
+                freezing.thaw(command.job_id, command.epoch, command.revision, command.shares)
+            case StopJob(freezes=True):
+                freezing.freeze(command.job_id, command.epoch, command.revision)
             case StartJob() if self._may_take_long(command):
                 self._prepare(command)
             case StartJob():
@@ -192,7 +207,8 @@ class HostAgent:
 
     def _may_take_long(self, command: StartJob) -> bool:
         gpu_ids = [share.gpu_id for share in command.shares]
-        return self._needs_environment(command) or self._enforcement.may_take_long(gpu_ids)
+        freezes = command.spec.hints.checkpoint == "driver"  # whether that can be is found out at the first of them
+        return self._needs_environment(command) or freezes or self._enforcement.may_take_long(gpu_ids)
 
     def _needs_environment(self, command: StartJob) -> bool:
         return command.spec.runtime_env is not None and command.spec.submit_host != self._host_id
@@ -240,6 +256,7 @@ class HostAgent:
                 isolation=spec.hints.isolation,
                 grace_s=grace_s(spec.hints, self.settings),
                 saves=spec.hints.checkpoint == "own",
+                freezes=spec.hints.checkpoint == "driver",
             )
         except LaunchError as error:
             key = spec.job_id, command.epoch, self._host_id
@@ -278,13 +295,7 @@ class HostAgent:
         next_tick = time.monotonic()
         next_window = next_tick + self.settings.profiler.window_s
         while not self._stopping.is_set():
-            self._held = {launched.job_id: launched for launched in self._launcher.running()}
-            self._follow_processes()
-            self._profiler.tick()
-            self._tell_held_back()
-            if self._profiler.newest is not None:
-                self._vacating.see(self._profiler.newest)
-            self._reap(time.monotonic())
+            self._look()
             now = time.monotonic()
             if now >= next_window:
                 self._take_in_gpus()
@@ -292,6 +303,19 @@ class HostAgent:
                 self._close_window()
             next_tick = max(next_tick + period, now)
             self._stopping.wait(next_tick - now)
+
+    def _look(self) -> None:
+        """Take one sample, and see to all that cannot wait for the end of a window."""
+        freezing = self._launcher.freezing
+        still = freezing.still()
+        self._held = {each.job_id: each for each in self._launcher.running() if each.job_id not in still}
+        self._follow_processes()
+        self._profiler.tick()
+        self._tell_held_back()
+        if self._profiler.newest is not None:
+            self._vacating.see(self._profiler.newest, freezing.moving())
+        freezing.look(self._backend, self._vacating, time.monotonic())
+        self._reap(time.monotonic())
 
     def _take_in_gpus(self) -> None:
         """Use the GPUs and instances too that have come since this agent started."""
@@ -301,7 +325,7 @@ class HostAgent:
             self._enforcement.add_gpus(new)
             self._launcher.add_gpus(new)
             self._gpus = found
-            for _, pids in self._watched.values():  # a job that was here before may be on one of them
+            for *_, pids in self._watched.values():  # a job that was here before may be on one of them
                 pids.clear()
 
     def _enforcement_loop(self) -> None:
@@ -311,14 +335,17 @@ class HostAgent:
 
     def _follow_processes(self) -> None:
         """Tell the profiler which processes belong to which job (only this thread may touch the backend)."""
-        held, known = self._held, {gpu.gpu_id for gpu in self._gpus}
-        for job_id, watched in list(self._watched.items()):
-            if job_id not in held or held[job_id].epoch != watched[0]:
+        known = {gpu.gpu_id for gpu in self._gpus}
+        on = {
+            job_id: (launched.epoch, tuple(share.gpu_id for share in launched.shares if share.gpu_id in known))
+            for job_id, launched in self._held.items()
+        }
+        for job_id, (epoch, gpu_ids, _) in list(self._watched.items()):
+            if on.get(job_id) != (epoch, gpu_ids):
                 self._backend.unwatch(job_id)
                 del self._watched[job_id]
-        for job_id, launched in held.items():
-            gpu_ids = [share.gpu_id for share in launched.shares if share.gpu_id in known]
-            _, pids = self._watched.setdefault(job_id, (launched.epoch, set()))
+        for job_id, (epoch, gpu_ids) in on.items():
+            *_, pids = self._watched.setdefault(job_id, (epoch, gpu_ids, set()))
             for pid in self._launcher.root_pids(job_id) - pids:
                 self._backend.watch(job_id, gpu_ids, pid)
                 pids.add(pid)
@@ -358,7 +385,7 @@ class HostAgent:
             if job_id in held:
                 seen = found.used_bytes, found.estimated
                 self._uplink.tell(MemoryOverrun(job_id, held[job_id].epoch, self._host_id, *seen))
-        self._controls = {job_id: self._launcher.guarantees(job_id) for job_id in held}
+        self._controls = {each.job_id: self._launcher.guarantees(each.job_id) for each in self._launcher.running()}
         batch = WindowBatch(
             host_id=self._host_id,
             at=time.time(),
@@ -410,6 +437,8 @@ class HostAgent:
                 self._launcher.release(event.job_id, event.epoch)
                 with self._lock:
                     self._exits_told.discard((event.job_id, event.epoch))
+            elif isinstance(event, FreezeFailed):
+                self._launcher.freezing.recorded(event)
 
     def _host(self) -> Host:
         faults = self._faults.update(self._profiler.device_readings())
@@ -426,6 +455,7 @@ class HostAgent:
                     self._claimed and g.gpu_id not in faults,
                     faults.get(g.gpu_id, ""),
                     g.island,
+                    self._enforcement.can_freeze(g.gpu_id),
                 )
                 for g in self._gpus
             ),
@@ -437,7 +467,7 @@ class HostAgent:
         with self._lock:  # before the launcher's: what is launched meanwhile is in one of the two
             preparing = dict(self._preparing)
         held = {
-            (item.job_id, item.epoch): InventoryItem(item.job_id, item.epoch, item.revision, item.phase)
+            (item.job_id, item.epoch): InventoryItem(item.job_id, item.epoch, item.revision, item.phase, item.frozen)
             for item in self._launcher.inventory()
         }
         waiting = [

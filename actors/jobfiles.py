@@ -6,15 +6,17 @@ import mmap
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, Literal, NamedTuple, cast
 
 from cotenant.actors import runner
 from cotenant.actors.launchspec import JOB_ID, Launch
 from cotenant.actors.shim.bootstrap import ATTACH_PREFIX, STARTED
 
 OUTPUTS = "outputs"
+FREEZE = "freeze.json"
 _JOB_DIR = re.compile(rf"({JOB_ID.pattern})\.([0-9]+)")
 _KEPT = re.compile(rf"({JOB_ID.pattern})\.([0-9]+)\.log")
 
@@ -39,6 +41,47 @@ class StopRequest(NamedTuple):
     def capped(self, now: float) -> StopRequest:
         """Return the request with at most its grace period left."""
         return self._replace(kill_at=min(self.kill_at, now + self.grace_s))
+
+
+class Freeze(NamedTuple):
+    """Content of ``freeze.json``: what is, or was, under way to hold the job's processes still off its GPUs.
+
+    Attributes:
+        phase: "freezing"; "frozen"; "thawing"; "failed" = its processes go on, and that is still to be told.
+        revision: Of the command that asked for it.
+        gpu_ids: The GPUs that its device memory was, or is, on; position = share index.
+        pids: Its processes with memory there, each with its start time in clock ticks.
+        memory_bytes: Host memory that this takes.
+        reason: Why it failed.
+        target: The revision and the shares (GPU, bytes, compute) with which it is to go on, once that is known.
+    """
+
+    phase: Literal["freezing", "frozen", "thawing", "failed"]
+    revision: int
+    gpu_ids: Sequence[str]
+    pids: Sequence[Sequence[int]] = ()
+    memory_bytes: int = 0
+    reason: str = ""
+    target: tuple[int, Sequence[tuple[str, int, float]]] | None = None
+
+
+def read_freeze(job_dir: Path) -> Freeze | None:
+    """Return what there is of freezing the job; None when its processes run as any."""
+    content = runner.read_json(str(job_dir / FREEZE))
+    return None if content is None else Freeze(**content)
+
+
+def write_freeze(job_dir: Path, freeze: Freeze | None) -> None:
+    """Write down how far freezing the job is; None = nothing of it is left."""
+    if freeze is None:
+        (job_dir / FREEZE).unlink(missing_ok=True)
+    else:
+        runner.write_json(str(job_dir / FREEZE), freeze._asdict())
+
+
+def move_launch(job_dir: Path, gpu_ids: Sequence[str]) -> None:
+    """Write down that the job has its shares on other GPUs now; position = share index."""
+    runner.write_json(str(job_dir / runner.LAUNCH), {**read_launch(job_dir), "gpu_ids": list(gpu_ids)})
 
 
 def load_job_dirs(run_dir: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from cotenant.placement.types import Share
 START_TIMEOUT_S = 10.0
 OVERTIME_S = 2.0  # a supervisor that has not ended its job this long after the grace period is stuck
 
-Phase = Literal["running", "stopping", "exited"]
+Phase = Literal["starting", "running", "stopping", "exited"]
 # What reading a damaged file raises: not the format; a field or a type that is not right; not a file that can be read.
 _DAMAGE = (ValueError, KeyError, TypeError, IsADirectoryError, NotADirectoryError, PermissionError)
 
@@ -76,12 +76,13 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A job in the inventory of this host."""
+    """A job in the inventory of this host. ``frozen``: its processes are held still, off its GPUs."""
 
     job_id: str
     epoch: int
     revision: int
     phase: Phase
+    frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,11 @@ def _key(process: runner.Process) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class JobRecord:
-    """A job of this host. ``damage`` says what is wrong with its directory, when something is: then it must end."""
+    """A job of this host.
+
+    ``damage`` says what is wrong with its directory, when something is: then it must end. ``freeze`` and ``thaw`` are
+    ``freezing``'s: how far that is, and the revision and the shares with which it is to go on as soon as it is frozen.
+    """
 
     launched: Launched
     shares: tuple[Share, ...]
@@ -110,6 +115,9 @@ class JobRecord:
     exited: Exited | None = None
     stop: jobfiles.StopRequest | None = None
     damage: str = ""
+    freeze: jobfiles.Freeze | None = None
+    thaw: tuple[int, tuple[Share, ...]] | None = None
+    thawed_s: float = 0.0  # the monotonic clock when its processes went on last
     known_since: float = field(default_factory=time.monotonic)
     detach: Callable[[Path, Collection[int]], Future[Any] | None] | None = None  # what comes before a kill
     detaching: dict[tuple[int, int], _Detaching] = field(default_factory=dict)  # by pid and start time
@@ -118,6 +126,44 @@ class JobRecord:
     def key(self) -> tuple[str, int]:
         """Job id and epoch."""
         return self.launched.job_id, self.launched.epoch
+
+    @property
+    def gpu_ids(self) -> list[str]:
+        """The GPUs of its shares; position = share index."""
+        return [share.gpu_id for share in self.shares]
+
+    @property
+    def still(self) -> bool:
+        """Whether its processes are held still, or about to be: what they do by the clock means nothing."""
+        return self.freeze is not None and self.freeze.phase != "failed"
+
+    @property
+    def frozen(self) -> bool:
+        """Whether its processes are held still and its GPUs free of it."""
+        return self.freeze is not None and self.freeze.phase == "frozen"
+
+    @property
+    def phase(self) -> Phase:
+        """Where this host is with it."""
+        if self.exited:
+            return "exited"
+        if self.stop or self.damage:
+            return "stopping"
+        return "starting" if self.freeze is not None and self.freeze.phase == "thawing" else "running"
+
+    def frozen_words(self) -> str:
+        """Say what holds it still; empty when nothing does."""
+        if self.freeze is None or not self.still:
+            return ""
+        moved = f"{self.freeze.memory_bytes / (1 << 20):.0f} MiB of its device memory are in the host's"
+        return {"freezing": "being frozen", "frozen": f"frozen: {moved}", "thawing": f"being thawed: {moved}"}[
+            self.freeze.phase
+        ]
+
+    def held(self) -> Held:
+        """Return it as an item of the inventory."""
+        thawing = self.freeze is not None and self.freeze.phase == "thawing"
+        return Held(*self.key, self.revision, self.phase, self.frozen or thawing)
 
     def look(self) -> Exited | None:
         """Say whether the job has ended. Kills what is left of a job that should have."""
@@ -246,7 +292,9 @@ def load(job_dir: Path, backend: EnforcementBackend) -> JobRecord:
     if launch["kind"] not in ("command", "lease") or (launched.job_id, epoch) != jobfiles.key_of(job_dir):
         raise ValueError(f"launch.json is of a {launch['kind']} {launched.job_id}, share of epoch {epoch}")
     stop = jobfiles.read_stop(job_dir)
-    return JobRecord(launched, shares, revision, supervisor, stop=stop, detach=backend.detach)
+    record = JobRecord(launched, shares, revision, supervisor, stop=stop, detach=backend.detach)
+    record.freeze = jobfiles.read_freeze(job_dir)
+    return record
 
 
 def adopt(job_dir: Path, backend: EnforcementBackend) -> JobRecord:

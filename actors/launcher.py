@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,8 +25,10 @@ from cotenant.actors import jobfiles, jobrecords, launchspec, runner
 from cotenant.actors.checkpoints import CHECKPOINTS, Checkpoints, lease_variables
 from cotenant.actors.clock import SteadyClock
 from cotenant.actors.devices.base import GpuInfo
-from cotenant.actors.enforcement.base import EnforcementBackend, ServiceDown, StaleCommand
+from cotenant.actors.enforcement.base import EnforcementBackend, ServiceDown, StaleCommand, bounds_of
 from cotenant.actors.enforcement.cpu import CpuEnforcement
+from cotenant.actors.enforcement.host import whole
+from cotenant.actors.freezing import Freezing
 from cotenant.actors.jobrecords import Exited, Held, JobRecord, Launched, Phase
 from cotenant.actors.launchspec import LaunchError
 from cotenant.actors.reports import Descriptors, JobReport
@@ -86,6 +88,7 @@ class Launcher:
         self.renew(min(self.valid_until(), limit) if used_before else limit)
         self._starts = Starts(self._lock, jobfiles.kept_epochs(self._dir))
         self._jobs: dict[Key, JobRecord] = {}
+        self.freezing = Freezing(self._lock, self._jobs, self._backend, lambda: whole(self._gpus.values()), self.stop)
         for job_dir in jobfiles.load_job_dirs(self._dir):
             job = jobrecords.adopt(job_dir, self._backend)
             self._jobs[job.key] = job
@@ -113,6 +116,7 @@ class Launcher:
         operator_mix: bool | None = None,
         isolation: Isolation = "soft",
         saves: bool = False,
+        freezes: bool = False,
     ) -> Launched:
         """Start a job, or say what is running when it was started before. A lease job gets shares and no process.
 
@@ -134,6 +138,7 @@ class Launcher:
             operator_mix: Profile its operators now and then, or never; None = as its environment or the host says.
             isolation: How strictly its hints ask for it to be kept apart.
             saves: It continues from its own checkpoint, and is told where that is.
+            freezes: Its processes are to be frozen where that is possible.
 
         Raises:
             StaleCommand: A newer epoch of the job is, or was, here; or this one is over; or the host's leases are.
@@ -151,13 +156,8 @@ class Launcher:
             "host_cores": sorted(os.sched_getaffinity(0)),
             "grace_s": grace_s,
             "token": secrets.token_hex(16),
+            **launchspec.described(descriptors, operator_mix),
         }
-        if descriptors is not None:
-            launch |= {"batch_size": descriptors.batch_size, "framework": descriptors.framework}
-            launch["family"] = descriptors.family
-            launch["planned"] = asdict(descriptors.planned) if descriptors.planned else None
-        if operator_mix is not None:
-            launch["operator_mix"] = operator_mix
         key = job_id, epoch
         with self._lock:
             self._starts.wait(key)
@@ -174,7 +174,7 @@ class Launcher:
                 launch["env"] |= self._checkpoints.environment(job_id, epoch)
             job_dir = self._dir / f"{job_id}.{epoch}"
             try:
-                self._make_ready(launch, job_dir, shares, isolation)
+                self._make_ready(launch, job_dir, shares, isolation, freezes)
                 return self._start_in_turn(launch, job_dir, shares, revision)
             except (OSError, LaunchError, StaleCommand) as error:
                 shutil.rmtree(job_dir, ignore_errors=True)
@@ -195,11 +195,11 @@ class Launcher:
             raise StaleCommand(f"{key[0]}: start of epoch {key[1]}, but the leases of this host have expired")
 
     def _make_ready(
-        self, launch: launchspec.Launch, job_dir: Path, shares: Sequence[Share], isolation: Isolation
+        self, launch: launchspec.Launch, job_dir: Path, shares: Sequence[Share], isolation: Isolation, freezes: bool
     ) -> None:
         """What the job needs of its GPUs: it may take long, and holds up no start on others."""
         job_dir.mkdir(mode=0o700)
-        self._backend.admit(job_dir, [self._gpus[gpu_id] for gpu_id in launch["gpu_ids"]], shares, isolation)
+        self._backend.admit(job_dir, [self._gpus[i] for i in launch["gpu_ids"]], shares, isolation, freezes=freezes)
 
     def _start_in_turn(
         self, launch: launchspec.Launch, job_dir: Path, shares: Sequence[Share], revision: int
@@ -275,10 +275,7 @@ class Launcher:
         """Return what the job's running processes cannot exceed on any of its GPUs."""
         with self._lock:
             job = self._jobs.get((job_id, epoch))
-            found = () if job is None else self._backend.ceilings(job.launched.job_dir)
-        memory = [ceiling.memory_bytes for ceiling in found if ceiling.memory_bytes is not None]
-        compute = [ceiling.compute for ceiling in found if ceiling.compute is not None]
-        return Bounds(min(memory, default=None), min(compute, default=None))
+            return bounds_of(() if job is None else self._backend.ceilings(job.launched.job_dir))
 
     # -- watching ---------------------------------------------------------------------------------------------------
 
@@ -290,11 +287,9 @@ class Launcher:
     def inventory(self) -> list[Held]:
         """Return every job that is here, those that ended and were not released included."""
         with self._lock:
-            held = []
-            for (job_id, epoch), job in self._jobs.items():
-                phase: Phase = "exited" if self._check(job) else "stopping" if job.stop or job.damage else "running"
-                held.append(Held(job_id, epoch, job.revision, phase))
-            return held
+            for job in self._jobs.values():
+                self._check(job)
+            return [job.held() for job in self._jobs.values()]
 
     def poll(self) -> list[Exited]:
         """Return the jobs that have ended, again and again until they are released. To be called all the time: it also
@@ -365,14 +360,16 @@ class Launcher:
             job = self._newest(job_id)
             if job is None or not job.launched.job_dir.exists():
                 return None
-            return self._backend.report(job.launched.job_dir, time.monotonic())
+            return self._backend.report(job.launched.job_dir, time.monotonic()).since(job.thawed_s, time.monotonic())
 
     def guarantees(self, job_id: str) -> str:
         """Say what holds the job's shares and what cannot be held; empty when the job is not here."""
         report = self.report(job_id)
         with self._lock:
             job = self._newest(job_id)
-            return "" if job is None or report is None else self._backend.guarantees(job.launched.job_dir, report)
+            if job is None or report is None:
+                return ""
+            return job.frozen_words() or self._backend.guarantees(job.launched.job_dir, report)
 
     def shares(self, job_id: str) -> tuple[Share, ...]:
         """Return the shares in force; empty when the job is not here."""
@@ -438,6 +435,8 @@ class Launcher:
             by_gpu = {share.gpu_id: share for share in shares}
             if set(by_gpu) != {share.gpu_id for share in job.shares}:
                 raise ValueError(f"shares: GPUs {sorted(by_gpu)} are not accepted; give those the job has")
+            if job.frozen:
+                raise StaleCommand(f"{job_id}: resize for epoch {epoch}, which is frozen: it has no share of a GPU")
             ordered = tuple(by_gpu[share.gpu_id] for share in job.shares)
             self._backend.apply(job.launched.job_dir, ordered, epoch, revision)
             job.shares, job.revision = ordered, revision
@@ -464,6 +463,7 @@ class Launcher:
                 return
             if self._check(job) is not None:
                 return
+            grace_s = 0.0 if job.frozen else grace_s  # a frozen one cannot react
             request = jobfiles.StopRequest(grace_s, reason, time.monotonic() + grace_s, lost, asks)
             if job.stop is not None:
                 request = request.after(job.stop)

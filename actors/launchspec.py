@@ -6,10 +6,12 @@ import math
 import os
 import re
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from cotenant.actors import runner
+from cotenant.actors.reports import Descriptors
 from cotenant.actors.shim.bootstrap import OPERATOR_MIX
 from cotenant.actors.shim.resources import TOKEN
 from cotenant.placement.types import Share
@@ -81,6 +83,26 @@ class Launch(TypedDict):
     planned: NotRequired[dict[str, Any] | None]
     operator_mix: NotRequired[bool]
     token: NotRequired[str]
+
+
+class Described(TypedDict, total=False):
+    """What is in ``launch.json`` only where the job's hints say it."""
+
+    batch_size: int | None
+    framework: str | None
+    family: str | None
+    planned: dict[str, Any] | None
+    operator_mix: bool
+
+
+def described(descriptors: Descriptors | None, operator_mix: bool | None) -> Described:
+    """Return what the hints say of the job, None = nothing."""
+    said: Described = {} if operator_mix is None else {"operator_mix": operator_mix}
+    if descriptors is not None:
+        said["batch_size"], said["framework"] = descriptors.batch_size, descriptors.framework
+        said["family"] = descriptors.family
+        said["planned"] = asdict(descriptors.planned) if descriptors.planned else None
+    return said
 
 
 def check(launch: Launch, shares: Sequence[Share], gpus: Container[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cotenant.forecasting.types import DemandProfile, OperatorMix
 
@@ -60,3 +60,8 @@ class JobReport:
     mix: OperatorMix | None = None
     batch_size: int | None = None
     framework: str | None = None
+
+    def since(self, began_s: float, now_s: float) -> JobReport:
+        """Return it without the age of a last step that was before the job went on, having been held still."""
+        age_s = self.last_step_age_s
+        return self if age_s is None or now_s - age_s >= began_s else replace(self, last_step_age_s=None)

@@ -298,7 +298,8 @@ class Supervisor:
                 self._stopped = True
                 self._detach(signal.SIGTERM)
                 self._signal_command(signal.SIGTERM)
-                self._signal_command(signal.SIGCONT)  # a stopped process takes no SIGTERM
+                if self._deadline > time.monotonic():
+                    self._signal_command(signal.SIGCONT)  # a stopped process takes no SIGTERM
 
     def _signal_command(self, number: int) -> None:
         try:

@@ -6,7 +6,7 @@ process that nobody has found may still hold some: the next job would meet it as
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from cotenant.actors.devices.base import Sample
 
@@ -26,12 +26,13 @@ class Vacating:
         self._left: dict[str, float] = {}  # by GPU: in use now by no job that is measured
         self._waiting: dict[_Key, tuple[float, frozenset[str]]] = {}  # since when, for which GPUs
 
-    def see(self, sample: Sample) -> None:
-        """Take in a sample."""
+    def see(self, sample: Sample, moving: Collection[str] = ()) -> None:
+        """Take in a sample; what the jobs that are moving off their GPUs still have there counts as nobody's."""
         owned: dict[str, float] = {}
-        present = {(job.job_id, job.gpu_id) for job in sample.jobs}
+        jobs = [job for job in sample.jobs if job.job_id not in moving]
+        present = {(job.job_id, job.gpu_id) for job in jobs}
         unknown = {gpu_id for job_id, gpu_id in self._used if (job_id, gpu_id) not in present}
-        for job in sample.jobs:
+        for job in jobs:
             if job.memory_bytes is None:
                 unknown.add(job.gpu_id)
             else:
@@ -51,7 +52,7 @@ class Vacating:
         """Say whether the end of a job may be told; to be asked again until it may.
 
         Args:
-            job_id: A job none of whose processes is left.
+            job_id: A job none of whose processes is left, or has memory there.
             epoch: Epoch of its lease.
             gpu_ids: Its GPUs on this host.
             now: Monotonic seconds.
@@ -75,4 +76,4 @@ class Vacating:
         excess = left - usual
         if excess <= max(TOLERANCE_BYTES, TOLERANCE * used):
             return ""
-        return f"{excess / (1 << 20):.0f} MiB of {gpu_id} are still in use {PATIENCE_S:g} s after job {job_id} ended"
+        return f"{excess / (1 << 20):.0f} MiB of {gpu_id} are still in use {PATIENCE_S:g} s after job {job_id} left it"

@@ -6,7 +6,7 @@ few milliseconds; a device that does not answer gives missing readings (None), n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,6 +97,24 @@ class Sample:
     jobs: tuple[JobSample, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Which of some processes hold memory of some devices.
+
+    Attributes:
+        memory: Bytes by process, over all these devices; None = the device does not say how many.
+        certain: A process that is not named holds nothing. In a container its number may not be told from others'.
+        read_s: When the devices were last asked (the one asked longest ago; monotonic clock).
+        listed_s: When they last named their processes. They are asked for that less often while what is in use on them
+            stays the same, so that this may be of before ``read_s``.
+    """
+
+    memory: Mapping[int, int | None]
+    certain: bool
+    read_s: float
+    listed_s: float
+
+
 class DeviceBackend(Protocol):
     """What the host agent needs of a device.
 
@@ -130,6 +148,14 @@ class DeviceBackend(Protocol):
 
     def sample(self) -> Sample:
         """Read all devices and watched jobs once. Never raises for a missing process or a lost device."""
+        ...
+
+    def contexts(self, gpu_ids: Sequence[str], pids: Collection[int]) -> Contexts | None:
+        """Return which of these processes hold memory of these devices, as of the last sample.
+
+        Returns:
+            None: it cannot be told, at the moment or by these devices at all.
+        """
         ...
 
     def close(self) -> None:

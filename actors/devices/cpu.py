@@ -10,10 +10,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from cotenant.actors.devices.base import DeviceSample, GpuInfo, JobSample, Sample
+from cotenant.actors.devices.base import Contexts, DeviceSample, GpuInfo, JobSample, Sample
 from cotenant.actors.devices.passes import TreePasses
 from cotenant.actors.devices.procfs import (
     CoreClocks,
@@ -127,6 +127,11 @@ class CpuBackend:
         self._update_devices(now)
         jobs = tuple(self._job_sample(tree, gpu_id) for tree in self._trees.jobs.values() for gpu_id in tree.slices)
         return Sample(now, tuple(self._device_sample(gpu) for gpu in self._gpus), jobs)
+
+    def contexts(self, gpu_ids: Sequence[str], pids: Collection[int]) -> Contexts | None:
+        """See ``DeviceBackend.contexts``: such a device has no memory of its own."""
+        del gpu_ids, pids
+        return None
 
     def close(self) -> None:
         """See ``DeviceBackend.close``."""

@@ -12,11 +12,11 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from cotenant.actors.devices.base import SILENT_LOST_S, DeviceSample, GpuInfo, JobSample, Sample
+from cotenant.actors.devices.base import SILENT_LOST_S, Contexts, DeviceSample, GpuInfo, JobSample, Sample
 from cotenant.actors.devices.recording import Fault, FaultKind, Levels, RecordedSample, Recording
 from cotenant.forecasting.types import Reading
 
@@ -129,6 +129,11 @@ class ReplayBackend:
             self._job_sample(job_id, job, gpu_id, now_s) for job_id, job in self._jobs.items() for gpu_id in job.gpu_ids
         )
         return Sample(now, tuple(self._device_sample(gpu.gpu_id, now_s) for gpu in self._gpus), jobs)
+
+    def contexts(self, gpu_ids: Sequence[str], pids: Collection[int]) -> Contexts | None:
+        """See ``DeviceBackend.contexts``: such a device has no memory of its own."""
+        del gpu_ids, pids
+        return None
 
     def close(self) -> None:
         """See ``DeviceBackend.close``."""

@@ -7,7 +7,7 @@ launcher) makes sure that only one thread at a time touches a job.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.pausing import Pause
 from cotenant.actors.reports import JobReport
 from cotenant.placement.types import Share
-from cotenant.scheduler.core.model import Isolation
+from cotenant.scheduler.core.model import Bounds, Isolation
 
 # For processes that are to be taken off a device before they are killed. They must be gone before the scheduler starts
 # the job elsewhere, 2 s after its lease has expired.
@@ -55,12 +55,28 @@ class Ceiling:
     compute: float | None = None
 
 
+def bounds_of(ceilings: Iterable[Ceiling]) -> Bounds:
+    """Return what a job cannot exceed on any of its GPUs."""
+    found = list(ceilings)
+    memory = [ceiling.memory_bytes for ceiling in found if ceiling.memory_bytes is not None]
+    compute = [ceiling.compute for ceiling in found if ceiling.compute is not None]
+    return Bounds(min(memory, default=None), min(compute, default=None))
+
+
 class EnforcementBackend(Protocol):
     """What the launcher needs of an enforcement."""
 
     name: str
 
-    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
+    def admit(
+        self,
+        job_dir: Path,
+        gpus: Sequence[GpuInfo],
+        shares: Sequence[Share],
+        isolation: Isolation,
+        *,
+        freezes: bool = False,
+    ) -> None:
         """Decide how a new job is held and make that ready; before anything else is asked about the job.
 
         Args:
@@ -68,6 +84,7 @@ class EnforcementBackend(Protocol):
             gpus: The GPUs of its shares on this host; position = share index.
             shares: Its shares.
             isolation: What its hints ask for.
+            freezes: They ask for processes that can be frozen.
 
         Raises:
             OSError: It cannot be made ready now; another try may help.
@@ -138,6 +155,18 @@ class EnforcementBackend(Protocol):
 
     def pause(self, job_dir: Path) -> Pause:
         """Return the best way to hold the job's processes still."""
+        ...
+
+    def unfreezable(self, job_dir: Path) -> str:
+        """Say why the job's processes cannot be frozen, their device memory in the host's; empty when they can."""
+        ...
+
+    def move(self, job_dir: Path, gpu_ids: Sequence[str]) -> None:
+        """Its frozen processes are about to go on on these GPUs; position = share index.
+
+        Raises:
+            OSError: That cannot be written down.
+        """
         ...
 
     def tend(self, job_dirs: Sequence[Path]) -> None:

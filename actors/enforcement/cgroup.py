@@ -86,8 +86,8 @@ def find_groups(
         mounts: Says where they are mounted.
     """
     try:
-        paths = _own_paths(own.read_text(encoding="utf-8"))
-        places = _mounts(mounts.read_text(encoding="utf-8"))
+        paths = group_paths(own.read_text(encoding="utf-8"))
+        places = group_mounts(mounts.read_text(encoding="utf-8"))
     except OSError:
         return None
     for version, controller in ((2, ""), (1, "memory")):
@@ -138,7 +138,7 @@ def _hand_on_memory(group: Path) -> None:
         control.write_text("+memory", encoding="ascii")
 
 
-def _own_paths(text: str) -> dict[str, str]:
+def group_paths(text: str) -> dict[str, str]:
     """Return this process's group by controller; "" is version 2."""
     paths = {}
     for line in text.splitlines():
@@ -147,7 +147,7 @@ def _own_paths(text: str) -> dict[str, str]:
     return paths
 
 
-def _mounts(text: str) -> dict[str, Path]:
+def group_mounts(text: str) -> dict[str, Path]:
     """Return the mount point by controller; "" is version 2."""
     places: dict[str, Path] = {}
     for line in text.splitlines():

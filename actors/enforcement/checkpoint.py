@@ -7,11 +7,18 @@ with one line on stderr. Run as a program of its own; see ``pausing.CheckpointPa
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cotenant.actors import runner
+
 LOCK_TIMEOUT_MS = 10_000
+ASKED_BY = "COTENANT_ASKED_BY"  # in the environment: the process that wants to know how it ends
+_PR_SET_PDEATHSIG = 1
 
 
 def _driver() -> Any:
@@ -32,12 +39,12 @@ def checkpoint_all(pids: Sequence[int]) -> None:
 
 
 def resume_all(pids: Sequence[int], gpu_mapping: Mapping[str, str]) -> None:
-    """Bring processes back from wherever they are.
+    """Bring processes back from wherever they are. Those that have ended need nothing.
 
     Raises:
         RuntimeError: The driver says that one of them is broken for good.
     """
-    processes = [_driver().Process(pid) for pid in pids]
+    processes = [_driver().Process(pid) for pid in pids if _is_alive(pid)]
     for process in processes:
         if process.state == "failed":
             raise RuntimeError(f"process {process.pid} is broken: its checkpoint failed")
@@ -46,6 +53,18 @@ def resume_all(pids: Sequence[int], gpu_mapping: Mapping[str, str]) -> None:
     for process in processes:
         if process.state == "locked":
             process.unlock()
+
+
+def _is_alive(pid: int) -> bool:
+    now = runner.process(pid)
+    return now is not None and now.state not in "ZX"
+
+
+def _end_with(parent: int) -> None:
+    """Have this process killed when the one that started it ends: whoever follows undoes what it finds, once."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # it ended before the kernel knew
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,4 +88,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    if ASKED_BY in os.environ:
+        _end_with(int(os.environ[ASKED_BY]))
     sys.exit(main(sys.argv[1:]))

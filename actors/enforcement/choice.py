@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cotenant.actors.enforcement.pausing import PauseName
@@ -22,6 +22,12 @@ GUARANTEES: Mapping[Method, str] = {
         "torch's allocator. Faults of other jobs do not reach it"
     ),
     "mig": "the hardware holds memory and compute to the instance, and keeps faults of other instances away",
+}
+
+NO_FREEZE: Mapping[Method, str] = {
+    "cpu": "memory of a process on CPU cores is freed by ending it only",
+    "mps": "the driver checkpoints no process under MPS",
+    "mig": "the driver checkpoints no process under MIG",
 }
 
 
@@ -55,16 +61,18 @@ class Choice:
     reason: str
 
 
-def choose(gpus: Sequence[GpuTraits], isolation: Isolation) -> Choice:
+def choose(gpus: Sequence[GpuTraits], isolation: Isolation, *, freezes: bool = False) -> Choice:
     """Return how a job is held.
 
-    In order: cores are held as cores, an instance by being one. A job that wants to be alone (``hard``), or has several
+    In order: cores are held as cores, an instance by being one. A job that is to be frozen, where it can be, shares no
+    GPU by MPS, under which it could not. A job that wants to be alone (``hard``), or has several
     GPUs (a process can be the client of one daemon only), shares none of its GPUs by MPS. Others run under MPS where it
     can be had, those that want no isolation (``none``) without caps; else they take turns.
 
     Args:
         gpus: The GPUs of its shares on this host.
         isolation: What its hints ask for.
+        freezes: They ask for processes that can be frozen (``checkpoint: driver``).
 
     Raises:
         ValueError: No GPU, GPUs of several kinds, or several MIG instances.
@@ -78,7 +86,15 @@ def choose(gpus: Sequence[GpuTraits], isolation: Isolation) -> Choice:
         if len(gpus) > 1:
             raise ValueError(f"gpus: {len(gpus)} MIG instances is not accepted; give 1: CUDA shows a process no more")
         return Choice("mig", "the GPU is a MIG instance: the share is the instance")
-    return _choose_for_whole_gpus(gpus, isolation)
+    if freezes and not _no_checkpoints(gpus):
+        return Choice(
+            "timeslice",
+            "checkpoint driver: it can be frozen, its device memory then in the host's; under MPS it could not",
+        )
+    choice = _choose_for_whole_gpus(gpus, isolation)
+    return (
+        replace(choice, reason=f"{choice.reason}; it cannot be frozen: {_no_checkpoints(gpus)}") if freezes else choice
+    )
 
 
 def _choose_for_whole_gpus(gpus: Sequence[GpuTraits], isolation: Isolation) -> Choice:
@@ -93,6 +109,10 @@ def _choose_for_whole_gpus(gpus: Sequence[GpuTraits], isolation: Isolation) -> C
     return Choice("mps", "isolation soft: MPS, capped when its processes start")
 
 
+def _no_checkpoints(gpus: Sequence[GpuTraits]) -> str:
+    return next((gpu.checkpoint_missing for gpu in gpus if gpu.checkpoint_missing), "")
+
+
 def choose_pause(gpus: Sequence[GpuTraits], method: Method) -> tuple[PauseName, str]:
     """Return how a job can be held still, and why not in the way that frees its device memory, if so.
 
@@ -100,9 +120,7 @@ def choose_pause(gpus: Sequence[GpuTraits], method: Method) -> tuple[PauseName, 
         gpus: The GPUs of its shares on this host.
         method: How its shares are held.
     """
-    if method == "cpu":
-        return "signal", "memory of a process on CPU cores is freed by ending it only"
-    if method in ("mps", "mig"):
-        return "signal", f"the driver checkpoints no process under {method.upper()}"
-    missing = next((gpu.checkpoint_missing for gpu in gpus if gpu.checkpoint_missing), "")
+    if method != "timeslice":
+        return "signal", NO_FREEZE[method]
+    missing = _no_checkpoints(gpus)
     return ("signal", missing) if missing else ("checkpoint", "")

@@ -19,7 +19,7 @@ from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.devices.nvml.watchdog import begin
 from cotenant.actors.enforcement import mpscontrol
 from cotenant.actors.enforcement.base import DETACH_S, Ceiling, ServiceDown
-from cotenant.actors.enforcement.choice import GUARANTEES, Method
+from cotenant.actors.enforcement.choice import GUARANTEES, NO_FREEZE, Method
 from cotenant.actors.enforcement.mps import MpsService
 from cotenant.actors.enforcement.pausing import CheckpointPause, Pause
 from cotenant.actors.enforcement.sharefile import ShareFile, visible
@@ -57,6 +57,10 @@ class TimeSliceEnforcement(ShareFile):
         """See ``EnforcementBackend.pause``."""
         return CheckpointPause()
 
+    def unfreezable(self, job_dir: Path) -> str:
+        """See ``EnforcementBackend.unfreezable``: whether the host's driver can is not known here."""
+        return ""
+
     def _held(self, controls: Controls, *, alone: bool) -> list[str]:
         return [
             "compute is held to the share at optimizer steps",
@@ -78,6 +82,10 @@ class MigEnforcement(TimeSliceEnforcement):
         """See ``EnforcementBackend.pause``."""
         return ShareFile.pause(self, job_dir)
 
+    def unfreezable(self, job_dir: Path) -> str:
+        """See ``EnforcementBackend.unfreezable``."""
+        return NO_FREEZE[self.method]
+
 
 class MpsEnforcement(TimeSliceEnforcement):
     """Work of all jobs runs at the same time, through one server per GPU that caps each of them from its start.
@@ -92,7 +100,15 @@ class MpsEnforcement(TimeSliceEnforcement):
     def __init__(self, service: Callable[[str], MpsService]) -> None:
         self._service = service
 
-    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
+    def admit(
+        self,
+        job_dir: Path,
+        gpus: Sequence[GpuInfo],
+        shares: Sequence[Share],
+        isolation: Isolation,
+        *,
+        freezes: bool = False,
+    ) -> None:
         """See ``EnforcementBackend.admit``: has a daemon that takes clients, and settles the caps."""
         (gpu,), (share,) = gpus, shares
         service = self._service(gpu.gpu_id)
@@ -149,6 +165,10 @@ class MpsEnforcement(TimeSliceEnforcement):
     def pause(self, job_dir: Path) -> Pause:
         """See ``EnforcementBackend.pause``."""
         return ShareFile.pause(self, job_dir)
+
+    def unfreezable(self, job_dir: Path) -> str:
+        """See ``EnforcementBackend.unfreezable``."""
+        return NO_FREEZE[self.method]
 
     def tend(self, job_dirs: Sequence[Path]) -> None:
         """See ``EnforcementBackend.tend``: looks at the daemon of every GPU that has jobs, at all of them at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -18,7 +19,7 @@ from cotenant.actors.enforcement.choice import GpuKind, GpuTraits, Method, choos
 from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.enforcement.cuda import MigEnforcement, MpsEnforcement, TimeSliceEnforcement
 from cotenant.actors.enforcement.mps import MpsService, service_folder
-from cotenant.actors.enforcement.pausing import PAUSES, CheckpointPause, Pause
+from cotenant.actors.enforcement.pausing import PAUSES, CheckpointPause, Pause, PauseName
 from cotenant.actors.enforcement.power import RECORD as POWER
 from cotenant.actors.enforcement.power import PowerLimit
 from cotenant.actors.enforcement.sharefile import ShareFile
@@ -28,6 +29,7 @@ from cotenant.placement.types import Share
 from cotenant.scheduler.core.model import Isolation
 
 RECORD = "enforcement.json"
+PROBE_S = 30.0  # for what is wanted to be known of checkpoints before a job starts, in a thread of its own
 
 
 class HostEnforcement(ShareFile):
@@ -46,7 +48,8 @@ class HostEnforcement(ShareFile):
         self._gpus = {gpu.gpu_id: gpu for gpu in gpus}
         self._settings = settings
         self._services = self._services_of(gpus)
-        self._no_checkpoints: str | None = None  # not looked at yet
+        self._probing = threading.Lock()
+        self._probe: Future[str] | None = None  # says what is missing for checkpoints
         self._records: dict[Path, dict[str, Any]] = {}
         self._power: PowerLimit | None = None
         self._limit_power(self._services)
@@ -74,8 +77,7 @@ class HostEnforcement(ShareFile):
             self._power = PowerLimit(self._run_dir, list(gpu_ids), self._settings.power_limit_w)
 
     def _services_of(self, gpus: Sequence[GpuInfo]) -> dict[str, MpsService]:
-        whole = [gpu.gpu_id for gpu in gpus if kind_of(gpu) == "gpu"]
-        return {gpu_id: MpsService(gpu_id, service_folder(self._run_dir, gpu_id)) for gpu_id in whole}
+        return {gpu_id: MpsService(gpu_id, service_folder(self._run_dir, gpu_id)) for gpu_id in whole(gpus)}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -86,10 +88,18 @@ class HostEnforcement(ShareFile):
         """Whether ``admit`` may take long for a job on these GPUs: a daemon may have to start for it, and may hang."""
         return self._settings.mps != "off" and not self._services.keys().isdisjoint(gpu_ids)
 
-    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
+    def admit(
+        self,
+        job_dir: Path,
+        gpus: Sequence[GpuInfo],
+        shares: Sequence[Share],
+        isolation: Isolation,
+        *,
+        freezes: bool = False,
+    ) -> None:
         """See ``EnforcementBackend.admit``."""
         try:
-            choice = choose([self._traits(gpu) for gpu in gpus], isolation)
+            choice = choose([self._traits(gpu, checkpoints=freezes) for gpu in gpus], isolation, freezes=freezes)
         except ValueError as error:
             raise OSError(f"shares: {error}") from error
         self._ways[choice.method].admit(job_dir, gpus, shares, isolation)
@@ -124,9 +134,38 @@ class HostEnforcement(ShareFile):
 
     def pause(self, job_dir: Path) -> Pause:
         """See ``EnforcementBackend.pause``."""
+        return PAUSES[self._choose_pause(job_dir)[0]]()
+
+    def unfreezable(self, job_dir: Path) -> str:
+        """See ``EnforcementBackend.unfreezable``."""
+        return self._choose_pause(job_dir)[1]
+
+    def move(self, job_dir: Path, gpu_ids: Sequence[str]) -> None:
+        """See ``EnforcementBackend.move``."""
+        record = {**self._record(job_dir), "gpu_ids": list(gpu_ids)}
+        runner.write_json(str(job_dir / RECORD), record)
+        self._records[job_dir] = record
+
+    def no_checkpoints(self, wait_s: float = 0.0) -> str | None:
+        """Say why the driver cannot freeze processes on this host's whole GPUs, empty = it can; None = not known yet.
+
+        Args:
+            wait_s: How long to wait for that, which is found out once.
+        """
+        with self._probing:
+            if self._probe is None:
+                self._probe = begin("checkpoints", CheckpointPause().missing)
+        with suppress(TimeoutError):
+            return self._probe.result(wait_s)
+        return None
+
+    def can_freeze(self, gpu_id: str) -> bool:
+        """Whether it is known that the driver can freeze processes on this GPU; waits for nothing."""
+        return gpu_id in self._services and self.no_checkpoints() == ""
+
+    def _choose_pause(self, job_dir: Path) -> tuple[PauseName, str]:
         gpus = [self._gpus[gpu_id] for gpu_id in self._record(job_dir).get("gpu_ids", ()) if gpu_id in self._gpus]
-        name, _ = choose_pause([self._traits(gpu, checkpoints=True) for gpu in gpus], self._method(job_dir))
-        return PAUSES[name]()
+        return choose_pause([self._traits(gpu, checkpoints=True) for gpu in gpus], self._method(job_dir))
 
     def tend(self, job_dirs: Sequence[Path]) -> None:
         """See ``EnforcementBackend.tend``."""
@@ -168,11 +207,10 @@ class HostEnforcement(ShareFile):
         if kind != "gpu":
             return GpuTraits(gpu.gpu_id, kind)
         missing = "switched off (enforcement.mps)" if self._settings.mps == "off" else ""
-        if checkpoints and self._no_checkpoints is None:
-            self._no_checkpoints = CheckpointPause().missing()
-        return GpuTraits(
-            gpu.gpu_id, kind, missing or self._services[gpu.gpu_id].missing(), (self._no_checkpoints or "")
-        )
+        no_checkpoints = self.no_checkpoints(PROBE_S) if checkpoints else ""
+        if no_checkpoints is None:
+            no_checkpoints = f"the driver has not said within {PROBE_S:g} s whether it can"
+        return GpuTraits(gpu.gpu_id, kind, missing or self._services[gpu.gpu_id].missing(), no_checkpoints)
 
     def _method(self, job_dir: Path) -> Method:
         method: Method = self._record(job_dir).get("method", "cpu")  # a job of a version that knew no other
@@ -193,6 +231,11 @@ class HostEnforcement(ShareFile):
 
 def _group_name(run_dir: Path) -> str:
     return f"cotenant-{hashlib.sha256(str(run_dir).encode()).hexdigest()[:12]}"
+
+
+def whole(gpus: Iterable[GpuInfo]) -> list[str]:
+    """Return the ids of those that are whole NVIDIA GPUs."""
+    return [gpu.gpu_id for gpu in gpus if kind_of(gpu) == "gpu"]
 
 
 def kind_of(gpu: GpuInfo) -> GpuKind:

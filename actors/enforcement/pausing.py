@@ -7,6 +7,7 @@ undone when they fail half way.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,9 +17,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from cotenant.actors import runner
+from cotenant.actors.enforcement.checkpoint import ASKED_BY
 
 STOP_TIMEOUT_S = 5.0
 CHECKPOINT_TIMEOUT_S = 120.0  # tens of gigabytes go to the host's memory, and a loaded host takes its time
+KILLED_S = 5.0  # for a call that was given up to be gone
 _POLL_S = 0.01
 
 PauseName = Literal["signal", "checkpoint"]
@@ -26,6 +29,10 @@ PauseName = Literal["signal", "checkpoint"]
 
 class PauseError(RuntimeError):
     """The processes could not be paused or let go on; says what failed. They run again where that was possible."""
+
+
+class BrokenError(PauseError):
+    """The processes could be neither paused nor brought back: they do not go on by themselves."""
 
 
 class Pause(Protocol):
@@ -48,6 +55,7 @@ class Pause(Protocol):
 
         Raises:
             PauseError: It did not work; what had been paused goes on again.
+            BrokenError: It did not work, and neither did that.
         """
         ...
 
@@ -136,13 +144,16 @@ class CheckpointPause:
             try:
                 self._call("resume", *device_pids)
             except PauseError as second:
-                raise PauseError(f"{error}; the processes could not be brought back: {second}") from error
+                raise BrokenError(f"{error}; the processes could not be brought back: {second}") from error
             raise
         # Last: the driver works through a thread of the process itself, which a signal would stop.
         try:
             self._signals.pause(root_pid)
-        except PauseError:
-            self.resume(root_pid, device_pids)
+        except PauseError as error:
+            try:
+                self.resume(root_pid, device_pids)
+            except PauseError as second:
+                raise BrokenError(f"{error}; the processes could not be brought back: {second}") from error
             raise
 
     def resume(self, root_pid: int, device_pids: Sequence[int], gpu_mapping: Mapping[str, str] | None = None) -> None:
@@ -154,21 +165,25 @@ class CheckpointPause:
 
     def _call(self, what: str, *arguments: int | str) -> None:
         command = [sys.executable, "-m", "cotenant.actors.enforcement.checkpoint", what, *map(str, arguments)]
+        variables = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), ASKED_BY: str(os.getpid())}
+        asked = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+        )
         try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=self._timeout_s,
-                check=False,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            )
+            _, said = asked.communicate(timeout=self._timeout_s)
         except subprocess.TimeoutExpired as error:
+            asked.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nobody waits for that
+                asked.communicate(timeout=KILLED_S)
             raise PauseError(f"{what}: the CUDA driver does not answer within {self._timeout_s:g} s") from error
-        if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
-            raise PauseError(f"{what}: {said or f'ended with {done.returncode}'}")
+        if asked.returncode != 0:
+            said = said.strip().rpartition("\n")[2]
+            raise PauseError(f"{what}: {said or f'ended with {asked.returncode}'}")
 
 
 PAUSES: Mapping[PauseName, type[SignalPause] | type[CheckpointPause]] = {

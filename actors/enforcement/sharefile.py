@@ -9,6 +9,7 @@ from typing import Any
 
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import Ceiling, StaleCommand
+from cotenant.actors.enforcement.choice import NO_FREEZE
 from cotenant.actors.enforcement.pausing import Pause, SignalPause
 from cotenant.actors.reports import JobReport, RecentSteps
 from cotenant.actors.shim.reportfile import CLASSES, Controls, MixReport, ProcessReport, is_alive, read_reports
@@ -32,7 +33,15 @@ class ShareFile:
     nothing_seen = "no PyTorch optimizer seen"
     no_step = "no optimizer step seen"
 
-    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
+    def admit(
+        self,
+        job_dir: Path,
+        gpus: Sequence[GpuInfo],
+        shares: Sequence[Share],
+        isolation: Isolation,
+        *,
+        freezes: bool = False,
+    ) -> None:
         """See ``EnforcementBackend.admit``: nothing has to be made ready."""
 
     def apply(self, job_dir: Path, shares: Sequence[Share], epoch: int, revision: int) -> None:
@@ -112,6 +121,13 @@ class ShareFile:
     def pause(self, job_dir: Path) -> Pause:
         """See ``EnforcementBackend.pause``."""
         return SignalPause()
+
+    def unfreezable(self, job_dir: Path) -> str:
+        """See ``EnforcementBackend.unfreezable``."""
+        return NO_FREEZE["cpu"]
+
+    def move(self, job_dir: Path, gpu_ids: Sequence[str]) -> None:
+        """See ``EnforcementBackend.move``: nothing here depends on the GPU."""
 
     def tend(self, job_dirs: Sequence[Path]) -> None:
         """See ``EnforcementBackend.tend``."""

@@ -13,6 +13,7 @@ from .devices import CpuDevice, CudaDevice
 from .operators import OperatorProfile
 from .reportfile import Controls, ReportWriter, is_alive, read_reports
 from .shareword import ShareReader, count_shares
+from .still import held_still_s
 from .throttle import Throttle
 
 REFRESH_S = 1.0
@@ -63,6 +64,7 @@ class DeviceProcess:
         self._peers = 1
         self._memory_bytes = 0
         self._refresh_at = 0.0
+        self._still_s = held_still_s(config.job_dir, time.monotonic())
         self._use_share(_share_index(config))
         self._throttle = Throttle(cpu_clock=self._device.clock)
         if self._device.limits_early:
@@ -74,10 +76,13 @@ class DeviceProcess:
         """Take note of one optimizer step and, when the share is used up, wait until it is not."""
         with self._lock:
             now = time.monotonic()
+            due = now >= self._refresh_at or self._share.changed()
+            if due:
+                self._leave_out(self._newly_still(now))
             if self._count(optimizer):
                 self._note_round(now)
             self._last_step_s = now
-            if now >= self._refresh_at or self._share.changed():
+            if due:
                 self._refresh(now)
             self._publish()
             if self._compute < 1.0:
@@ -97,6 +102,18 @@ class DeviceProcess:
             self._steps += 1
         self._round.add(key)
         return begins
+
+    def _newly_still(self, now: float) -> float:
+        """Return for how long the process has been held still since this was asked last; it is no part of the round."""
+        before_s, self._still_s = self._still_s, held_still_s(self._config.job_dir, now)
+        newly_s = max(0.0, self._still_s - before_s)
+        self._round_began_s += newly_s
+        return newly_s
+
+    def _leave_out(self, still_s: float) -> None:
+        """Have nobody pay for time in which the process was held still, where time is what counts."""
+        if still_s > 0.0 and self._device.clock is time.monotonic:
+            self._throttle.exempt(still_s)
 
     def _note_round(self, now: float) -> None:
         """Take note of how long the round took that ends now, and look at its operators when that is due."""
@@ -171,7 +188,10 @@ class DeviceProcess:
         while wait_s > 0.0:
             started, used_at = time.monotonic(), self._device.own_clock()
             time.sleep(min(wait_s, POLL_S))
-            self._throttled_s += time.monotonic() - started
+            slept_s = time.monotonic() - started
+            if slept_s > REFRESH_S:  # more than was asked for
+                slept_s = max(0.0, slept_s - self._newly_still(started + slept_s))
+            self._throttled_s += slept_s
             if self._share.changed():
                 self._load_share()
             self._publish()

@@ -48,7 +48,7 @@ def test_memory_that_never_comes_back_is_told_with_the_end(running):
     running.see(sample(2300, b=500))
     assert running.wait("a", 1, ["g"], 0.0) is None
     text = running.wait("a", 1, ["g"], PATIENCE_S)
-    assert text == "1500 MiB of g are still in use 10 s after job a ended"
+    assert text == "1500 MiB of g are still in use 10 s after job a left it"
     running.see(sample(2300, b=500))  # it is nobody's from now on
     running.see(sample(2300))
     assert running.wait("b", 1, ["g"], PATIENCE_S) is None

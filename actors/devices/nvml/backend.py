@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from cotenant.actors.devices.base import DeviceSample, GpuInfo, JobSample, Sample
+from cotenant.actors.devices.base import Contexts, DeviceSample, GpuInfo, JobSample, Sample
 from cotenant.actors.devices.nvml.attribution import Told, Use, attribute
 from cotenant.actors.devices.nvml.board import Board, Readings
 from cotenant.actors.devices.nvml.crew import Crew, Station
@@ -130,6 +130,21 @@ class NvmlBackend:
             self._pids.forget({pid for each in readings.values() for pid in named(each.memory, each.shares or {})})
         devices = tuple(self._device_sample(gpu.gpu_id, readings[gpu.gpu_id], now) for gpu in self._gpus)
         return Sample(now, devices, self._job_samples(readings, now))
+
+    def contexts(self, gpu_ids: Sequence[str], pids: Collection[int]) -> Contexts | None:
+        """See ``DeviceBackend.contexts``."""
+        now = self._clock()
+        on = [self._at[gpu_id].readings(gpu_id, now) for gpu_id in gpu_ids if gpu_id in self._at]
+        if len(on) < len(gpu_ids) or any(each.memory is None for each in on):
+            return None
+        memory: dict[int, int | None] = {}
+        for pid, used in (held for each in on for held in (each.memory or {}).items()):
+            ours = self._pids.ours(pid, pids)
+            if ours is not None:
+                known = memory.get(ours, 0)
+                memory[ours] = None if used is None or known is None else known + used
+        times = min(each.read_s for each in on), min(each.listed_s for each in on)
+        return Contexts(memory, self._pids.translates, *times)
 
     def close(self) -> None:
         """See ``DeviceBackend.close``."""

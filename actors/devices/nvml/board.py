@@ -32,6 +32,8 @@ class Readings:
         memory: Device memory by process, None = not told; None as a whole = the lists cannot be read.
         activity: What else was read in this very pass; None = nothing.
         notes: What is worth knowing.
+        read_s: When it was said.
+        listed_s: When ``memory`` was read.
     """
 
     answered: bool
@@ -41,6 +43,8 @@ class Readings:
     memory: dict[int, int | None] | None = None
     activity: DeviceActivity | None = None
     notes: tuple[str, ...] = ()
+    read_s: float = 0.0
+    listed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class _Device:
             self._gpm = Gpm(self._asker, board, part.gpu_instance)
         self._hold = UtilisationHold(library.module, time.time())
         self._memory: dict[int, int | None] | None = None
+        self._listed_s = 0.0
         self._used: Reading = None
         self._util: Reading = None
         self._lists_due, self._gpm_due = _Due(LISTS_S), _Due(GPM_S)
@@ -99,7 +104,7 @@ class _Device:
         total = None if info is None else info.total
         used = None if info is None else used_bytes(info.used, total)
         if self._lists_due(now_s) or used != self._used:
-            self._memory = read_memory(self._asker, self._handle, total)
+            self._memory, self._listed_s = read_memory(self._asker, self._handle, total), now_s
         self._used = used
         counted = self._gpm.read(self._module, now_s) if self._gpm is not None and self._gpm_due(now_s) else {}
         activity = counted | other  # byte counters are exact, the counters' rates are of their own interval
@@ -116,6 +121,8 @@ class _Device:
             memory=self._memory,
             activity=DeviceActivity(**activity) if activity else None,
             notes=tuple(notes),
+            read_s=now_s,
+            listed_s=self._listed_s,
         )
 
     def is_there(self) -> bool:

@@ -1,0 +1,494 @@
+"""A host agent that freezes jobs and thaws them: real processes, two GPUs and a driver played by stand-ins."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import job_spec, make_agent
+from fake_driver import COUNT, FakeDriver
+from nvml_standin import Standin
+from nvml_standin.inprocess import loaded
+from support import alive, wait_until
+
+from cotenant.actors import freezing, hostmemory, jobfiles, runner
+from cotenant.actors.enforcement.pausing import CheckpointPause
+from cotenant.actors.host_agent import HostAgent
+from cotenant.actors.jobfiles import Freeze
+from cotenant.configs.settings import DeviceSettings, EnforcementSettings, Settings
+from cotenant.placement.types import Share
+from cotenant.scheduler.core.commands import ResizeShares, StartJob, StopJob
+
+GIB = 1 << 30
+GPUS = tuple(f"gpu {index} uuid=GPU-{name} total={16 * GIB} used={GIB}" for index, name in enumerate("abc"))
+SETTINGS = Settings(device=DeviceSettings(backend="nvml"), enforcement=EnforcementSettings(mps="off"))
+WAIT_S = 40.0
+
+
+class Host:
+    """The agent, whose device loop the test turns, and one job on it that counts."""
+
+    def __init__(self, make: Callable[[], HostAgent], driver: FakeDriver) -> None:
+        self._make = make
+        self.driver = driver
+        self.agent = make()
+
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        def turn() -> bool:
+            self.agent._look()
+            return bool(holds())
+
+        wait_until(turn, WAIT_S, what, poll_s=0.05)
+
+    def start(self, gpu: str = "GPU-a", *, revision: int = 0, program: str = COUNT) -> None:
+        spec = job_spec("job", sys.executable, "-c", program)
+        spec = replace(spec, hints=replace(spec.hints, checkpoint="driver"))
+        self.apply(StartJob("h1", spec, 1, revision, (Share(gpu, 2 * GIB, 0.5),), ""))
+        self.until(lambda: self.told() == ["job_started"], "it runs")
+        self.spec = spec
+        if program == COUNT:
+            self.until(lambda: self.driver.on("abc".index(gpu[-1])), "it is on its GPU")
+            self.counts()
+
+    def apply(self, command: Any) -> None:
+        assert self.agent.apply([command]) == []
+
+    def freeze(self, revision: int = 0) -> None:
+        self.apply(StopJob("h1", "job", 1, 5.0, "make room", freezes=True, revision=revision))
+
+    def frozen(self) -> None:
+        self.freeze()
+        self.until(lambda: self.last() != "job_started", "that has come to an end")
+        assert self.last() == "job_frozen", self.events[-1]
+
+    def thaw(self, gpu: str = "GPU-a", revision: int = 1) -> None:
+        self.apply(StartJob("h1", self.spec, 1, revision, (Share(gpu, 2 * GIB, 0.4),), "", thaws=True))
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        self.apply(StopJob("h1", "job", 1, grace_s, "enough"))
+
+    def restart(self) -> None:
+        """Another agent follows this one."""
+        self.agent.shut_down()
+        self.agent = self._make()
+
+    def record(self, freeze: Freeze | None) -> None:
+        """Leave what an agent leaves that is killed in the middle."""
+        jobfiles.write_freeze(self.job_dir, freeze)
+
+    @property
+    def job_dir(self) -> Path:
+        return self.agent._launcher._dir / "job.1"
+
+    @property
+    def events(self) -> list[Any]:
+        return list(self.agent._uplink._events)
+
+    def told(self) -> list[str]:
+        return [event.kind for event in self.events if event.job_id == "job"]
+
+    def last(self) -> str:
+        return (self.told() or [""])[-1]
+
+    def item(self) -> tuple[str, int, bool]:
+        (item,) = self.agent.report(1, (), "").inventory
+        return item.phase, item.revision, item.frozen
+
+    def states(self) -> set[str]:
+        return {process.state for process in runner.descendants(self.root_pid)}
+
+    @property
+    def root_pid(self) -> int:
+        (launched,) = self.agent._launcher.running()
+        assert launched.root_pid is not None
+        return launched.root_pid
+
+    @property
+    def pid(self) -> int:
+        (process,) = runner.descendants(self.root_pid)
+        return process.pid
+
+    def count(self) -> int:
+        data, *_ = self.agent._launcher.read_output("job", 1, 0, 1 << 20)
+        lines = data.decode().split()
+        assert lines == [str(number) for number in range(1, len(lines) + 1)], "it goes on where it was, and once"
+        return len(lines)
+
+    def counts(self) -> None:
+        before = self.count()
+        self.until(lambda: self.count() > before + 2, "it counts on")
+
+    def ended(self) -> Any:
+        self.until(lambda: self._swept() and self.last() == "job_exited", "its end is told")
+        assert self.told().count("job_exited") == 1
+        return self.events[-1]
+
+    def _swept(self) -> bool:
+        """The stand-in for the driver does not see by itself that a process has ended."""
+        for pid in self.driver.on(0) | self.driver.on(1) | self.driver.on(2):
+            if not alive(pid):
+                self.driver.clear(pid)
+        return True
+
+
+@pytest.fixture
+def host(standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(freezing, "VACATED_S", 4.0)
+    monkeypatch.setattr("cotenant.actors.vacating.PATIENCE_S", 2.0)
+    standin.set(*GPUS)
+    driver = FakeDriver(tmp_path / "driver", standin, monkeypatch)
+    with loaded(standin) as library:
+        host = Host(lambda: make_agent(monkeypatch, tmp_path, SETTINGS), driver)
+        yield host
+        driver.say()
+        for launched in host.agent._launcher.running():
+            host.agent._launcher.stop(launched.job_id, launched.epoch, 0.0, "the test is over")
+        host.until(lambda: not host.agent._launcher.running() and not host.agent._launcher.freezing.moving(), "no job")
+        host.agent.shut_down()
+        library.close()
+
+
+def test_a_frozen_job_is_off_its_gpu_and_goes_on_when_it_is_thawed(host):
+    host.start()
+    pid, said = host.pid, host.agent._launcher.guarantees("job")
+    assert "can be frozen" in said, said
+    host.frozen()
+    (frozen,) = [event for event in host.events if event.kind == "job_frozen"]
+    assert (frozen.host_id, frozen.epoch, frozen.revision, frozen.memory_bytes) == ("h1", 1, 0, GIB)
+    assert (host.driver.on(0), host.states(), host.item()) == (set(), {"T"}, ("running", 0, True))
+    assert host.agent._launcher.guarantees("job") == "frozen: 1024 MiB of its device memory are in the host's"
+    at = host.count()
+    host.thaw()
+    host.until(lambda: host.told() == ["job_started", "job_frozen", "job_started"], "it is told")
+    assert (host.driver.on(0), host.pid, host.item()) == ({pid}, pid, ("running", 1, False))
+    assert host.count() >= at
+    host.counts()
+    assert host.agent._launcher.shares("job") == (Share("GPU-a", 2 * GIB, 0.4),)
+    assert not (host.job_dir / jobfiles.FREEZE).exists()
+
+
+def test_it_goes_on_on_another_gpu_as_often_as_need_be(host):
+    host.start()
+    pid = host.pid
+    for revision, gpu in ((1, "GPU-c"), (2, "GPU-b"), (3, "GPU-a")):
+        host.freeze(revision - 1)
+        host.until(lambda: host.last() == "job_frozen", "it is frozen")
+        host.thaw(gpu, revision)
+        host.until(lambda: host.last() == "job_started", "it is thawed")
+        assert host.driver.on("abc".index(gpu[-1])) == {pid}
+        host.counts()
+        host.until(lambda: host.agent._profiler.newest.jobs[0].gpu_id == gpu, "it is sampled there")
+        host.restart()
+        (launched,) = host.agent._launcher.running()
+        assert [share.gpu_id for share in launched.shares] == [gpu], "another agent knows where it is"
+    assert host.agent._launcher.guarantees("job").startswith("timeslice")
+
+
+def test_a_frozen_job_is_not_sampled_and_nothing_is_told_of_it(host, monkeypatch):
+    batches = []
+    host.start()
+    monkeypatch.setattr(host.agent.scheduler, "observe", None, raising=False)
+    host.agent.scheduler.observe = type("Observe", (), {"remote": staticmethod(batches.append)})
+    host.agent._close_window()
+    host.frozen()
+    host.agent._close_window()
+    for _ in range(5):
+        host.agent._look()
+    host.agent._close_window()
+    host.agent._launcher.tend()
+    assert [len(batch.signatures) for batch in batches] == [1, 0, 0]
+    assert host.agent._profiler.newest.jobs == ()
+    assert host.agent._controls["job"].startswith("frozen: ")
+    host.thaw("GPU-b")
+    host.until(lambda: host.last() == "job_started", "it is thawed")
+    host.until(lambda: host.agent._profiler.newest.jobs, "it is sampled again")
+    host.agent._close_window()
+    (signature,) = batches[-1].signatures
+    assert signature.gpu_id == "GPU-b"
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 30.0])
+def test_a_frozen_job_that_is_to_end_ends_at_once(host, grace_s):
+    host.start()
+    host.frozen()
+    began = time.monotonic()
+    host.stop(grace_s)
+    ended = host.ended()
+    assert time.monotonic() - began < 20.0, "it cannot react: nobody waits for it"
+    assert (ended.exit_code, ended.stopped, ended.lost) == (-signal.SIGKILL, True, False)
+    host.thaw()
+    host.freeze()
+    assert host.last() == "job_exited", "what comes late changes nothing"
+
+
+def test_a_job_that_is_to_end_while_it_is_being_frozen_ends_in_good_order(host):
+    host.start(program=f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)){COUNT}")
+    host.until(lambda: host.driver.on(0), "it is on its GPU")
+    host.driver.say("hangs-checkpoint")
+    host.freeze()
+    host.until(lambda: "checkpoint" in host.driver.calls, "the driver is at it")
+    host.stop(30.0)
+    host.driver.say()
+    ended = host.ended()
+    assert (ended.exit_code, ended.stopped, ended.lost) == (7, True, False), ended
+    assert "job_frozen" not in host.told()
+
+
+def test_a_job_that_is_killed_while_it_is_being_frozen_ends(host):
+    host.start()
+    host.driver.say("hangs-lock")
+    host.freeze()
+    host.until(lambda: "lock" in host.driver.calls, "the driver is at it")
+    host.stop(0.0)
+    host.driver.say()
+    assert host.ended().stopped
+    assert host.told() == ["job_started", "job_exited"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("fails-lock", "checkpoint: CUDA_ERROR_NOT_SUPPORTED: lock"),
+        ("fails-checkpoint", "checkpoint: CUDA_ERROR_NOT_SUPPORTED: checkpoint"),
+        ("keeps", r"still (have device memory|in use)"),
+    ],
+)
+def test_what_cannot_be_frozen_goes_on_and_is_told(host, fault, says):
+    host.start()
+    host.driver.say(fault)
+    host.freeze()
+    host.until(lambda: host.last() == "freeze_failed", "it is told")
+    failed = host.events[-1]
+    assert (failed.host_id, failed.epoch, failed.revision) == ("h1", 1, 0)
+    assert re.search(says, failed.reason), failed.reason
+    assert "T" not in host.states()
+    host.counts()
+    assert host.item() == ("running", 0, False)
+    host.driver.say()
+    host.agent.recorded((failed,))
+    assert not (host.job_dir / jobfiles.FREEZE).exists()
+    host.freeze()
+    host.until(lambda: host.last() == "job_frozen", "another try is made")
+
+
+def test_a_driver_that_hangs_is_given_up(host, monkeypatch):
+    monkeypatch.setattr(freezing, "CheckpointPause", lambda: CheckpointPause(timeout_s=5.0))
+    host.start()
+    host.driver.say("hangs-lock")
+    host.freeze()
+    host.until(lambda: host.last() == "freeze_failed", "it is told")
+    assert "does not answer within 5 s" in host.events[-1].reason
+    host.counts()
+
+
+@pytest.mark.parametrize("fault", ["fails-restore", "fails-unlock"])
+def test_a_job_that_cannot_be_thawed_ends_as_one_that_its_host_let_down(host, fault):
+    host.start()
+    host.frozen()
+    host.driver.say(fault)
+    host.thaw("GPU-b")
+    ended = host.ended()
+    assert ended.lost
+    assert "its frozen processes could not go on: resume: CUDA_ERROR_NOT_SUPPORTED" in ended.reason
+
+
+def test_a_job_that_can_neither_be_frozen_nor_brought_back_ends_as_one_that_its_host_let_down(host):
+    host.start()
+    host.driver.say("fails-checkpoint", "fails-unlock")
+    host.freeze()
+    ended = host.ended()
+    assert ended.lost
+    assert "could not be brought back" in ended.reason
+
+
+def test_there_must_be_memory_for_it(host, monkeypatch):
+    host.start()
+    monkeypatch.setattr(hostmemory, "room_bytes", lambda _: freezing.MARGIN_BYTES + (512 << 20))
+    host.freeze()
+    host.until(lambda: host.last() == "freeze_failed", "it is told")
+    assert host.events[-1].reason == "its device memory takes 1024 MiB of the host's, of which it may have 512 MiB"
+    assert host.driver.calls == []
+    host.counts()
+
+
+def test_what_does_not_say_who_has_memory_cannot_be_frozen(host, monkeypatch, standin):
+    monkeypatch.setattr(freezing, "LISTED_S", 1.0)
+    host.start()
+    lists = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
+    standin.set(*standin.state.read_text().split("\n"), *(f"fault {name} 3" for name in lists))
+    host.until(lambda: host.agent._backend.contexts(("GPU-a",), ()) is None, "it says no more")
+    host.freeze()
+    host.until(lambda: host.last() == "freeze_failed", "it is told")
+    assert host.events[-1].reason == "the driver does not say which of its processes have memory on its GPUs"
+
+
+def test_a_program_without_memory_on_a_gpu_is_just_held_still(host):
+    host.start(program="import time; time.sleep(600)")
+    host.frozen()
+    assert (host.states(), host.driver.calls, host.events[-1].memory_bytes) == ({"T"}, [], 0)
+    host.thaw("GPU-b")
+    host.until(lambda: host.last() == "job_started", "it is thawed")
+    assert "T" not in host.states()
+
+
+@pytest.mark.parametrize("what", ["freeze", "thaw"])
+def test_a_command_that_is_repeated_is_carried_out_once(host, what):
+    host.start()
+    for _ in range(2):
+        host.freeze()
+    host.until(lambda: host.last() == "job_frozen", "it is frozen")
+    calls = len(host.driver.calls)
+    host.freeze()
+    assert host.told() == ["job_started", "job_frozen", "job_frozen"], "it is told again: somebody has asked"
+    for _ in range(2):
+        host.thaw()
+    host.until(lambda: host.last() == "job_started", "it is thawed")
+    host.thaw()
+    assert host.told()[3:] == ["job_started", "job_started"]
+    host.counts()
+    assert host.driver.calls[:calls] == ["lock", "checkpoint"]
+    assert host.driver.calls[calls:] == ["restore", "unlock"]
+    assert what
+
+
+def test_what_is_older_than_the_shares_is_not_carried_out(host):
+    host.start()
+    host.frozen()
+    host.thaw(revision=1)
+    host.until(lambda: host.last() == "job_started", "it is thawed")
+    host.freeze(revision=0)
+    assert host.item() == ("running", 1, False)
+    host.freeze(revision=1)
+    host.until(lambda: host.last() == "job_frozen", "it is frozen")
+    old = StartJob("h1", host.spec, 1, 0, (Share("GPU-b", 2 * GIB, 0.4),), "", thaws=True)
+    assert len(host.agent.apply([old])) == 1
+    assert len(host.agent.apply([ResizeShares("h1", "job", 1, 5, (Share("GPU-a", GIB, 0.4),), "")])) == 1
+    assert host.item() == ("running", 1, True)
+
+
+def test_a_thaw_that_comes_while_it_is_being_frozen_follows(host):
+    host.start()
+    host.driver.say("hangs-checkpoint")
+    host.freeze()
+    host.until(lambda: "checkpoint" in host.driver.calls, "the driver is at it")
+    host.thaw("GPU-b", 1)
+    host.driver.say()
+    host.until(lambda: host.told() == ["job_started", "job_started"], "it is thawed")
+    assert host.driver.on(1) == {host.pid}
+    host.counts()
+
+
+def test_a_job_that_was_never_frozen_goes_on_where_it_is_and_nowhere_else(host):
+    host.start()
+    host.thaw("GPU-a", 1)
+    assert host.told() == ["job_started", "job_started"]
+    assert host.item() == ("running", 1, False)
+    host.thaw("GPU-b", 2)
+    ended = host.ended()
+    assert ended.lost
+    assert "it was not frozen, and cannot go on elsewhere" in ended.reason
+
+
+def test_the_thaw_of_a_job_that_is_not_here_tells_its_end(host):
+    host.start()
+    host.frozen()
+    host.agent._launcher._jobs.pop(("job", 1))  # as after its release
+    host.thaw()
+    ended = host.events[-1]
+    assert (ended.kind, ended.epoch, ended.lost) == ("job_exited", 1, True)
+    host.agent._launcher._jobs.clear()
+    os.kill(int((runner.read_json(str(host.job_dir / runner.RUNNER)) or {})["pid"]), signal.SIGTERM)
+
+
+def test_a_job_that_dies_while_it_is_frozen_has_ended(host):
+    host.start()
+    host.frozen()
+    os.kill(host.pid, signal.SIGKILL)
+    ended = host.ended()
+    assert (ended.exit_code, ended.lost) == (-signal.SIGKILL, False)
+
+
+def test_frozen_jobs_end_with_the_leases_of_their_host(host):
+    host.start()
+    host.frozen()
+    host.agent._launcher.renew(time.monotonic())
+    ended = host.ended()
+    assert ended.lost
+    assert "lease expired" in ended.reason
+
+
+def test_another_agent_finds_a_frozen_job_frozen(host):
+    host.start()
+    host.frozen()
+    host.restart()
+    assert host.told() == ["job_frozen"], "it may not have been told"
+    assert host.item() == ("running", 0, True)
+    host.thaw("GPU-b")
+    host.until(lambda: host.last() == "job_started", "it is thawed")
+    assert host.driver.on(1) == {host.pid}
+    host.counts()
+
+
+@pytest.mark.parametrize("reached", ["asked", "locked", "checkpointed", "still"])
+def test_another_agent_undoes_a_freeze_that_was_cut_short(host, reached):
+    host.start()
+    host.frozen()
+    freeze = jobfiles.read_freeze(host.job_dir)
+    assert freeze is not None
+    pid = host.pid
+    if reached != "still":
+        CheckpointPause().resume(host.root_pid, [] if reached == "checkpointed" else [pid])
+    if reached == "locked":
+        (host.driver.notes / str(pid)).write_text('["locked", []]')
+    host.record(freeze._replace(phase="freezing", pids=() if reached == "asked" else freeze.pids))
+    host.restart()
+    host.until(lambda: host.told() == ["freeze_failed"], "it is told")
+    assert host.events[-1].reason == "the host agent ended meanwhile"
+    assert host.driver.on(0) == {pid}
+    host.counts()
+    host.restart()
+    assert host.told() == ["freeze_failed"], "until it is recorded"
+
+
+@pytest.mark.parametrize("reached", ["decided", "in force", "on the GPU"])
+def test_another_agent_finishes_a_thaw_that_was_cut_short(host, reached):
+    host.start()
+    host.frozen()
+    freeze = jobfiles.read_freeze(host.job_dir)
+    assert freeze is not None
+    pid = host.pid
+    if reached != "decided":
+        jobfiles.move_launch(host.job_dir, ["GPU-b"])
+        host.agent._enforcement.move(host.job_dir, ["GPU-b"])
+        host.agent._enforcement.apply(host.job_dir, [Share("GPU-b", GIB, 0.3)], 1, 1)
+    if reached == "on the GPU":
+        CheckpointPause().resume(host.root_pid, [pid], {"GPU-a": "GPU-b", "GPU-b": "GPU-a", "GPU-c": "GPU-c"})
+    host.record(freeze._replace(phase="thawing", target=(1, [("GPU-b", GIB, 0.3)])))
+    host.restart()
+    host.until(lambda: host.told() == ["job_started"], "it is thawed")
+    assert host.driver.on(1) == {pid}
+    assert host.item() == ("running", 1, False)
+    assert host.agent._launcher.shares("job") == (Share("GPU-b", GIB, 0.3),)
+    host.counts()
+
+
+def test_a_record_of_a_freeze_that_cannot_be_read_ends_the_job(host):
+    host.start()
+    host.frozen()
+    (host.job_dir / jobfiles.FREEZE).write_text('{"phase": ')
+    host.restart()
+    assert host.ended().lost
+
+
+def test_the_host_says_which_gpus_can_be_frozen_once_it_is_known(host):
+    host.until(lambda: host.agent._enforcement.no_checkpoints() is not None, "it is known")
+    assert [gpu.checkpoints for gpu in host.agent.report(1, (), "").host.gpus] == [True, True, True]
