@@ -141,6 +141,8 @@ class Freezing:
             if job.supervisor is None:
                 job.freeze = Freeze("failed", revision, job.gpu_ids, reason="its processes are its program's own")
             if job.freeze is not None and (job.freeze.phase != "failed" or job.freeze.revision >= revision):
+                if job.frozen:
+                    self._note(job, job.freeze._replace(revision=revision))
                 self._tell_state(job)
                 return
             self._note(job, Freeze("freezing", revision, job.gpu_ids))
@@ -439,7 +441,7 @@ class Freezing:
     def _tell_state(self, job: JobRecord) -> None:
         freeze, key = job.freeze, (self._host_id, *job.key)
         if freeze is not None and freeze.phase == "frozen":
-            self._tell(JobFrozen(*key, job.revision, freeze.memory_bytes))
+            self._tell(JobFrozen(*key, freeze.revision, freeze.memory_bytes))
         elif freeze is not None and freeze.phase == "failed":
             self._tell(FreezeFailed(*key, freeze.revision, freeze.reason))
 

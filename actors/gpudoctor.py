@@ -260,8 +260,9 @@ def _checkpoints() -> Check:
     return verdict(
         "GPU checkpoints",
         not missing,
-        missing or "cuda-core is installed, which makes the driver's calls; not for jobs under MPS or on MIG",
-        "processes that are held still keep their device memory; suspending and moving do without, by stopping the job",
+        missing or "jobs with checkpoint: driver can be frozen, on whole GPUs; they run without MPS",
+        "checkpoint: driver does nothing here: suspending or moving a job stops it, and it starts over unless it saves "
+        "its state itself (checkpoint: own)",
         "pip install 'cuda-core>=1.0' and a driver of CUDA 12.8 or later",
     )
 

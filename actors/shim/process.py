@@ -78,7 +78,7 @@ class DeviceProcess:
             now = time.monotonic()
             due = now >= self._refresh_at or self._share.changed()
             if due:
-                self._leave_out(self._newly_still(now))
+                self._newly_still(now)
             if self._count(optimizer):
                 self._note_round(now)
             self._last_step_s = now
@@ -104,16 +104,18 @@ class DeviceProcess:
         return begins
 
     def _newly_still(self, now: float) -> float:
-        """Return for how long the process has been held still since this was asked last; it is no part of the round."""
+        """Return for how long the process has been held still since this was asked last, and leave that out of it all:
+        it is no part of the round, and nobody pays for it.
+        """
         before_s, self._still_s = self._still_s, held_still_s(self._config.job_dir, now)
         newly_s = max(0.0, self._still_s - before_s)
         self._round_began_s += newly_s
+        self._throttle.skip(newly_s, self._counted(newly_s))
         return newly_s
 
-    def _leave_out(self, still_s: float) -> None:
-        """Have nobody pay for time in which the process was held still, where time is what counts."""
-        if still_s > 0.0 and self._device.clock is time.monotonic:
-            self._throttle.exempt(still_s)
+    def _counted(self, still_s: float) -> float:
+        """How much of it the device's clock counts all the same."""
+        return still_s if self._device.clock is time.monotonic else 0.0
 
     def _note_round(self, now: float) -> None:
         """Take note of how long the round took that ends now, and look at its operators when that is due."""
@@ -190,7 +192,9 @@ class DeviceProcess:
             time.sleep(min(wait_s, POLL_S))
             slept_s = time.monotonic() - started
             if slept_s > REFRESH_S:  # more than was asked for
-                slept_s = max(0.0, slept_s - self._newly_still(started + slept_s))
+                still_s = self._newly_still(started + slept_s)
+                slept_s = max(0.0, slept_s - still_s)
+                used_at += self._counted(still_s)
             self._throttled_s += slept_s
             if self._share.changed():
                 self._load_share()

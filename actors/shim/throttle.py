@@ -44,6 +44,16 @@ class Throttle:
         """
         self._cpu_at += cpu_s
 
+    def skip(self, wall_s: float, cpu_s: float) -> None:
+        """Leave time out of the account in which the process was held still: it neither filled the budget nor used it.
+
+        Args:
+            wall_s: Seconds that have passed.
+            cpu_s: What of them the device's clock counted all the same.
+        """
+        self._wall_at += wall_s
+        self._cpu_at += cpu_s
+
     def settle(self, rate: float) -> float:
         """Account for the time since the last call.
 

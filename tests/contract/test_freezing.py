@@ -64,6 +64,9 @@ class Host:
     def freeze(self, revision: int = 0) -> None:
         self.apply(StopJob("h1", "job", 1, 5.0, "make room", freezes=True, revision=revision))
 
+    def is_sampled_on(self, gpu: str) -> None:
+        self.until(lambda: [job.gpu_id for job in self.agent._profiler.newest.jobs] == [gpu], "it is sampled there")
+
     def frozen(self) -> None:
         self.freeze()
         self.until(lambda: self.last() != "job_started", "that has come to an end")
@@ -186,7 +189,7 @@ def test_it_goes_on_on_another_gpu_as_often_as_need_be(host):
         host.until(lambda: host.last() == "job_started", "it is thawed")
         assert host.driver.on("abc".index(gpu[-1])) == {pid}
         host.counts()
-        host.until(lambda: host.agent._profiler.newest.jobs[0].gpu_id == gpu, "it is sampled there")
+        host.is_sampled_on(gpu)
         host.restart()
         (launched,) = host.agent._launcher.running()
         assert [share.gpu_id for share in launched.shares] == [gpu], "another agent knows where it is"
@@ -358,6 +361,15 @@ def test_a_command_that_is_repeated_is_carried_out_once(host, what):
     assert host.driver.calls[:calls] == ["lock", "checkpoint"]
     assert host.driver.calls[calls:] == ["restore", "unlock"]
     assert what
+
+
+def test_what_is_told_is_of_the_newest_revision_that_was_asked_for(host):
+    host.start()
+    host.freeze(revision=3)  # a resize before it has been lost
+    host.until(lambda: host.last() == "job_frozen", "it is frozen")
+    assert host.events[-1].revision == 3
+    host.freeze(revision=4)
+    assert host.events[-1].revision == 4
 
 
 def test_what_is_older_than_the_shares_is_not_carried_out(host):

@@ -28,7 +28,7 @@ HEALTHY = {
     "GPM counters": "read",
     "MIG": "off; GPUs are shared as a whole",
     "MPS": "nvidia-cuda-mps-control",
-    "GPU checkpoints": "cuda-core is installed, which makes the driver's calls; not for jobs under MPS or on MIG",
+    "GPU checkpoints": "jobs with checkpoint: driver can be frozen, on whole GPUs; they run without MPS",
 }
 
 

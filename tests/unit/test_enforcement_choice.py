@@ -12,6 +12,7 @@ CPU = GpuTraits("cpu-0", "cpu")
 GPU = GpuTraits("GPU-a", "gpu")
 OTHER = GpuTraits("GPU-b", "gpu")
 BARE = GpuTraits("GPU-c", "gpu", mps_missing="nvidia-cuda-mps-control is not on PATH")
+NO_CHECKPOINTS = GpuTraits("GPU-d", "gpu", checkpoint_missing="no cuda-core")
 MIG = GpuTraits("MIG-a", "mig")
 
 
@@ -35,6 +36,24 @@ def test_every_job_is_held_in_the_way_that_suits_it(gpus, isolation, method, rea
     assert choice.method == method
     assert reason in choice.reason
     assert method == "cpu" or GUARANTEES[method]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "isolation", "method", "reason"),
+    [
+        ([GPU], "soft", "timeslice", "checkpoint driver: it can be frozen"),
+        ([GPU], "none", "timeslice", "under MPS it could not"),
+        ([GPU, OTHER], "hard", "timeslice", "checkpoint driver: it can be frozen"),
+        ([NO_CHECKPOINTS], "soft", "mps", "capped when its processes start; it cannot be frozen: no cuda-core"),
+        ([GPU, NO_CHECKPOINTS], "soft", "timeslice", "several GPUs"),
+        ([MIG], "soft", "mig", "the share is the instance"),
+        ([CPU], "soft", "cpu", "slice of CPU cores"),
+    ],
+)
+def test_a_job_that_is_to_be_frozen_is_held_so_that_it_can_be(gpus, isolation, method, reason):
+    choice = choose(gpus, isolation, freezes=True)
+    assert choice.method == method
+    assert reason in choice.reason
 
 
 @pytest.mark.parametrize("gpus", [[], [CPU, GPU], [GPU, MIG]])

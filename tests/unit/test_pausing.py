@@ -13,7 +13,7 @@ import pytest
 from support import wait_until
 
 from cotenant.actors import runner
-from cotenant.actors.enforcement.pausing import CheckpointPause, PauseError, SignalPause
+from cotenant.actors.enforcement.pausing import BrokenError, CheckpointPause, PauseError, SignalPause
 
 CHILD = "subprocess.Popen(['sleep', '60'])"
 TREE = f"import subprocess, time; {CHILD}; {CHILD}; time.sleep(60)"
@@ -38,6 +38,7 @@ class Process:
         if (NOTES / f"fails-{what}-{self.pid}").exists():
             raise RuntimeError(f"CUDA_ERROR_NOT_SUPPORTED: {what}")
         if (NOTES / f"hangs-{what}-{self.pid}").exists():
+            (NOTES / "begun").touch()
             import time
             time.sleep(60)
         assert self.state == before, (what, self.state)
@@ -152,8 +153,33 @@ def test_a_checkpoint_that_cannot_be_undone_says_so(driver, tree):
     one, two = (process.pid for process in runner.descendants(tree.pid))
     driver.fail("fails-checkpoint", two)
     driver.fail("fails-restore", one)
-    with pytest.raises(PauseError, match="could not be brought back: resume: CUDA_ERROR_NOT_SUPPORTED: restore"):
+    with pytest.raises(BrokenError, match="could not be brought back: resume: CUDA_ERROR_NOT_SUPPORTED: restore"):
         CheckpointPause().pause(tree.pid, [one, two])
+
+
+def test_those_that_have_ended_meanwhile_need_not_be_brought_back(driver, tree):
+    one, two = (process.pid for process in runner.descendants(tree.pid))
+    CheckpointPause().pause(tree.pid, [one, two])
+    os.kill(one, signal.SIGKILL)
+    wait_until(lambda: len(runner.descendants(tree.pid)) == 1, 5, "one has ended")
+    driver.fail("fails-restore", one)
+    CheckpointPause().resume(tree.pid, [one, two])
+    assert driver.calls[-2:] == [f"restore {two}", f"unlock {two}"]
+
+
+def test_a_call_ends_with_whoever_has_made_it(driver, tree):
+    """Who follows undoes what it finds; it must not be done again behind its back."""
+    (one, _) = (process.pid for process in runner.descendants(tree.pid))
+    driver.fail("hangs-lock", one)
+    code = (
+        f"from cotenant.actors.enforcement.pausing import CheckpointPause; CheckpointPause().pause({tree.pid}, [{one}])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as asking:
+        wait_until((driver.notes / "begun").exists, 30, "the driver is at it")
+        (call,) = runner.descendants(asking.pid)
+        asking.kill()
+    wait_until(lambda: runner.process(call.pid) is None or runner.process(call.pid).state in "ZX", 10, "it has ended")
 
 
 def test_a_driver_that_hangs_blocks_nobody(driver, tree):
