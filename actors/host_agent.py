@@ -347,7 +347,7 @@ class HostAgent:
         for job_id, (epoch, gpu_ids) in on.items():
             *_, pids = self._watched.setdefault(job_id, (epoch, gpu_ids, set()))
             for pid in self._launcher.root_pids(job_id) - pids:
-                self._backend.watch(job_id, gpu_ids, pid)
+                self._backend.watch(job_id, list(gpu_ids), pid)
                 pids.add(pid)
 
     def _tell_held_back(self) -> None:

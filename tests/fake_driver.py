@@ -40,7 +40,8 @@ class FakeDriver:
         (package / "__init__.py").touch()
         shutil.copy(HERE / "driver.py", package / "checkpoint.py")
         monkeypatch.setenv("DRIVER_NOTES", str(self.notes))
-        monkeypatch.setenv("NVML_STANDIN_STATE", str(standin.state))
+        for name, value in standin.environment.items():
+            monkeypatch.setenv(name, value)
         path = [str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
         monkeypatch.syspath_prepend(str(folder / "site"))

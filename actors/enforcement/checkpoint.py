@@ -1,7 +1,8 @@
 """The CUDA driver's checkpoint calls on processes: ``python -m cotenant.actors.enforcement.checkpoint WHAT PID…``.
 
-WHAT is ``probe`` (are the calls there), ``checkpoint`` (lock all, then move the device memory of each to the host) or
-``resume`` (restore and unlock, each from wherever it is; further arguments OLD=NEW map GPU UUIDs). Exit code 0, or 1
+WHAT is ``probe`` (are the calls there, is the driver new enough), ``checkpoint`` (lock all, then move the device memory
+of each to the host) or ``resume`` (restore and unlock, each from wherever it is; further arguments OLD=NEW map GPU
+UUIDs). Exit code 0, or 1
 with one line on stderr. Run as a program of its own; see ``pausing.CheckpointPause``.
 """
 
@@ -11,13 +12,15 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from cotenant.actors import runner
 
 LOCK_TIMEOUT_MS = 10_000
 ASKED_BY = "COTENANT_ASKED_BY"  # in the environment: the process that wants to know how it ends
+LEAST_CUDA = 12080  # of the driver, as NVML tells it
 _PR_SET_PDEATHSIG = 1
 
 
@@ -27,6 +30,46 @@ def _driver() -> Any:
     except ImportError as error:
         raise RuntimeError(f"cuda-core is not installed here ({error}): pip install 'cuda-core>=1.0'") from error
     return checkpoint
+
+
+def probe() -> None:
+    """Find out whether processes can be checkpointed here.
+
+    Raises:
+        RuntimeError: They cannot.
+    """
+    _driver()
+    with _nvml() as library:
+        version = library and library.call("nvmlSystemGetCudaDriverVersion")
+    if version and version < LEAST_CUDA:
+        raise RuntimeError(f"the driver is of CUDA {version // 1000}.{version % 1000 // 10}; 12.8 and later can do it")
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    """NVML; None where there is none."""
+    from cotenant.actors.devices.nvml.library import Library, NvmlUnavailable  # noqa: PLC0415 - only where it is used
+
+    try:
+        library = Library()
+    except NvmlUnavailable:
+        yield None
+        return
+    yield library
+    library.close()
+
+
+def of_all_gpus(gpu_mapping: Mapping[str, str]) -> dict[str, str]:
+    """Return a mapping as the driver wants it: of every GPU that its kernel part has, whoever may use it, and UUIDs
+    without the prefix that NVML gives them.
+    """
+    known: list[str] = []
+    with _nvml() as library:
+        if library is not None:
+            handles = [library.call("nvmlDeviceGetHandleByIndex", i) for i in range(library.call("nvmlDeviceGetCount"))]
+            known = [library.call("nvmlDeviceGetUUID", handle) for handle in handles]
+    complete = {uuid: uuid for uuid in known} | dict(gpu_mapping)
+    return {old.removeprefix("GPU-"): new.removeprefix("GPU-") for old, new in complete.items()}
 
 
 def checkpoint_all(pids: Sequence[int]) -> None:
@@ -44,12 +87,13 @@ def resume_all(pids: Sequence[int], gpu_mapping: Mapping[str, str]) -> None:
     Raises:
         RuntimeError: The driver says that one of them is broken for good.
     """
+    mapping = of_all_gpus(gpu_mapping) if gpu_mapping else None
     processes = [_driver().Process(pid) for pid in pids if _is_alive(pid)]
     for process in processes:
         if process.state == "failed":
             raise RuntimeError(f"process {process.pid} is broken: its checkpoint failed")
         if process.state == "checkpointed":
-            process.restore(gpu_mapping=dict(gpu_mapping) or None)
+            process.restore(gpu_mapping=mapping)
     for process in processes:
         if process.state == "locked":
             process.unlock()
@@ -74,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
     pids = [int(word) for word in rest if "=" not in word]
     try:
         if what == "probe":
-            _driver()
+            probe()
         elif what == "checkpoint":
             checkpoint_all(pids)
         elif what == "resume":

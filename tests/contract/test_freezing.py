@@ -23,13 +23,17 @@ from cotenant.actors import freezing, hostmemory, jobfiles, runner
 from cotenant.actors.enforcement.pausing import CheckpointPause
 from cotenant.actors.host_agent import HostAgent
 from cotenant.actors.jobfiles import Freeze
-from cotenant.configs.settings import DeviceSettings, EnforcementSettings, Settings
+from cotenant.configs.settings import DeviceSettings, EnforcementSettings, LeaseSettings, Settings
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.commands import ResizeShares, StartJob, StopJob
 
 GIB = 1 << 30
 GPUS = tuple(f"gpu {index} uuid=GPU-{name} total={16 * GIB} used={GIB}" for index, name in enumerate("abc"))
-SETTINGS = Settings(device=DeviceSettings(backend="nvml"), enforcement=EnforcementSettings(mps="off"))
+SETTINGS = Settings(
+    device=DeviceSettings(backend="nvml"),
+    enforcement=EnforcementSettings(mps="off"),
+    lease=LeaseSettings(ttl_s=600.0),  # nobody renews here
+)
 WAIT_S = 40.0
 
 
@@ -46,7 +50,10 @@ class Host:
             self.agent._look()
             return bool(holds())
 
-        wait_until(turn, WAIT_S, what, poll_s=0.05)
+        try:
+            wait_until(turn, WAIT_S, what, poll_s=0.05)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; told was {self.events}") from None
 
     def start(self, gpu: str = "GPU-a", *, revision: int = 0, program: str = COUNT) -> None:
         spec = job_spec("job", sys.executable, "-c", program)
@@ -499,6 +506,28 @@ def test_a_record_of_a_freeze_that_cannot_be_read_ends_the_job(host):
     (host.job_dir / jobfiles.FREEZE).write_text('{"phase": ')
     host.restart()
     assert host.ended().lost
+
+
+def test_the_driver_is_told_of_gpus_too_that_are_not_managed(host, monkeypatch, tmp_path):
+    few = SETTINGS.model_copy(update={"device": DeviceSettings(backend="nvml", count=2)})
+    host.agent.shut_down()
+    host.agent = make_agent(monkeypatch, tmp_path, few)
+    host.start()
+    host.frozen()
+    host.thaw("GPU-b")
+    host.until(lambda: host.last() == "job_started", "it is thawed")
+    assert host.driver.on(1) == {host.pid}
+
+
+def test_a_driver_that_is_too_old_is_found_out(host, standin):
+    standin.set(*GPUS, "cuda 12040")
+    host.until(lambda: host.agent._enforcement.no_checkpoints() is not None, "it is known")
+    assert host.agent._enforcement.no_checkpoints() == ("probe: the driver is of CUDA 12.4; 12.8 and later can do it")
+    assert [gpu.checkpoints for gpu in host.agent.report(1, (), "").host.gpus] == [False, False, False]
+    host.start()
+    host.freeze()
+    host.until(lambda: host.last() == "freeze_failed", "it is told")
+    assert "12.8 and later" in host.events[-1].reason
 
 
 def test_the_host_says_which_gpus_can_be_frozen_once_it_is_known(host):

@@ -106,11 +106,11 @@ class Process:
 
     def restore(self, gpu_mapping: Mapping[str, str] | None = None) -> None:
         self._do("restore", "checkpointed")
-        gpus = uuids()
-        if gpu_mapping is not None:
+        gpus = [uuid.removeprefix("GPU-") for uuid in uuids()]
+        if gpu_mapping is not None:  # of all GPUs, and without the prefix of NVML
             assert sorted(gpu_mapping) == sorted(gpu_mapping.values()) == sorted(gpus), gpu_mapping
         for gpu, memory in json.loads(self._file.read_text())[1]:
-            allocate((gpu_mapping or {}).get(gpus[gpu], gpus[gpu]), memory, self.pid)
+            allocate(f"GPU-{(gpu_mapping or {}).get(gpus[gpu], gpus[gpu])}", memory, self.pid)
         self._become("locked", [])
 
     def unlock(self) -> None:
