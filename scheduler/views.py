@@ -59,12 +59,27 @@ class ColocationView(View):
     slowdown_predicted: float
 
 
+class FrozenView(View):
+    """Where a job's processes are held still by the driver, off its GPUs.
+
+    They can go on on GPUs of ``gpu_type`` of that host only. ``memory_bytes``: host memory that their device memory
+    takes, 0 = not known; ``since``: Unix seconds.
+    """
+
+    host_id: str
+    host: str
+    gpu_type: str
+    memory_bytes: int
+    since: float
+
+
 class JobView(View):
     """A job as its owner sees it.
 
     ``waits``: why it was not placed when it was last looked at; ``deadline``: whether it will make it; ``starts_over``:
     why what it has done is lost, while it is being suspended or moved. In words; empty when there is nothing to say.
     ``stop_by``: until when (Unix seconds) it may save; what is left of it then is killed. None = nobody has asked.
+    ``frozen``: where its processes are frozen; ``unfreezable``: why that has failed, so that it is not tried again.
     """
 
     job_id: str
@@ -93,6 +108,8 @@ class JobView(View):
     deadline: str = ""
     starts_over: str = ""
     stop_by: float | None = None
+    frozen: FrozenView | None = None
+    unfreezable: str = ""
 
 
 class GpuView(View):

@@ -42,9 +42,13 @@ def half(job_id: str, **hints: Any) -> JobSpec:
     return spec(job_id, **({"gpu_memory": 3 * GIB, "compute": 0.4} | hints))
 
 
-def host(host_id: str = "h1", gpus: int = 1, memory: int = 8 * GIB, cpus: float | None = None) -> Host:
+def host(
+    host_id: str = "h1", gpus: int = 1, memory: int = 8 * GIB, cpus: float | None = None, *, checkpoints: bool = False
+) -> Host:
     """A host with GPUs ``<host>-0``, ``<host>-1``, …"""
-    found = tuple(Gpu(f"{host_id}-{index}", host_id, "cpu-1", index, memory) for index in range(gpus))
+    found = tuple(
+        Gpu(f"{host_id}-{index}", host_id, "cpu-1", index, memory, checkpoints=checkpoints) for index in range(gpus)
+    )
     return Host(host_id, f"{host_id}.example", found, joined_at=0.0, cpus=cpus)
 
 

@@ -17,10 +17,11 @@ from cotenant.placement.processors import keep_for
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import FitError, GpuView, NoFit, Placement
 from cotenant.scheduler.core.deadlines import attained_s, likely_left_s
+from cotenant.scheduler.core.freezable import places_of, reach
 from cotenant.scheduler.core.interruptions import tell
 from cotenant.scheduler.core.model import Ending, Interruption, Job, JobState
 from cotenant.scheduler.core.priority import held_value
-from cotenant.scheduler.core.requests import grace_s
+from cotenant.scheduler.core.requests import leaves_within_s
 from cotenant.scheduler.core.turn import Turn
 
 WORTH = 1.5  # what a move saves must be so many times what it costs
@@ -102,14 +103,17 @@ class Board:
     def within_reach(self, job: Job, places: Integers) -> Integers:
         """Return those of these GPUs where the job finds its checkpoint again."""
         fleet = self.statement.fleet
+        if job.freezes:
+            return np.intersect1d(places, reach(self.state, fleet, job))
         if self._shared:
             return places
         near = [fleet.of_host(host_id) for host_id in job.hosts]
         return np.intersect1d(places, np.concatenate(near)) if near else places[:0]
 
-    def finds_checkpoint(self, job: Job, host_ids: Collection[str]) -> bool:
-        """Whether the job can continue from its checkpoint on these hosts."""
-        return self._shared or set(host_ids) <= set(job.hosts)
+    def finds_checkpoint(self, job: Job, gpu_ids: Collection[str]) -> bool:
+        """Whether the job can continue from its checkpoint on these GPUs, or go on there once it is frozen."""
+        places = self.positions(gpu_ids)
+        return len(self.within_reach(job, places)) == len(places)
 
     def left_s(self, job_id: str) -> float:
         """Return how long the job is expected to run on, alone, seconds."""
@@ -144,8 +148,8 @@ class Board:
     def open_to(self, job: Job, places: Integers) -> Integers:
         """Return those of these GPUs that are open to the job."""
         open_ = places[~self._closed[places]]
-        pinned = job.only_host
-        return open_ if pinned is None else np.intersect1d(open_, self.statement.fleet.of_host(pinned))
+        only = places_of(self.state, self.statement.fleet, job)
+        return open_ if only is None else np.intersect1d(open_, only)
 
     def empty(self) -> Integers:
         """Return the GPUs that carry nobody and that nobody has a claim on."""
@@ -223,7 +227,7 @@ class Board:
 
     def keep(self, job_id: str, leaving: Sequence[Job]) -> None:
         """Keep the GPUs on which a job was placed on the board for it until those who leave are gone."""
-        grace = max(grace_s(other.spec.hints, self.state.settings) for other in leaving)
+        grace = max(leaves_within_s(other, self.state.settings) for other in leaving)
         self.state.moves.claim(job_id, self._places[job_id], self.now + grace + CLAIM_SLACK_S)
         self._closed = self._now_closed()
 

@@ -20,6 +20,7 @@ from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.explain import explain
 from cotenant.placement.fleet import Fleet, Part
 from cotenant.placement.types import Placement
+from cotenant.scheduler.core.freezable import places_of
 from cotenant.scheduler.core.invariants import check_processors, check_view
 from cotenant.scheduler.core.line import Ask
 from cotenant.scheduler.core.model import Job, JobState
@@ -105,7 +106,7 @@ def _give_up(turn: Turn, ask: Ask) -> None:
 
 def _could_never_run(job: Job) -> bool:
     """A job that ran before waits for the host that took it to come back, unless it has outgrown that since."""
-    return job.epoch == 0 or job.overruns > 0
+    return job.frozen is None and (job.epoch == 0 or job.overruns > 0)
 
 
 def _overlooked(state: State, proposal: Proposal) -> dict[str, int]:
@@ -132,6 +133,6 @@ def _largest_gang(fleet: Fleet, idle: NDArray[np.int64]) -> dict[bool, int]:
 
 
 def _fits_idle(state: State, job: Job, fleet: Fleet, idle: NDArray[np.int64]) -> bool:
-    pinned = job.only_host
-    places = idle if pinned is None else np.intersect1d(idle, fleet.of_host(pinned))
+    only = places_of(state, fleet, job)
+    places = idle if only is None else np.intersect1d(idle, only)
     return fits_idle(state.request_of(job), Part(fleet, places), state.settings.placement.memory_margin)

@@ -1,16 +1,109 @@
-"""Jobs that the CUDA driver freezes: their processes stay on their host, held still, and their GPUs are free."""
+"""Jobs that the CUDA driver freezes: their processes stay on their host, held still, and their GPUs are free.
+
+Such a job keeps its epoch, and what lets it go on is a lease with a newer revision: every command and answer is of one
+(epoch, revision). Once its processes are gone it starts over, with a new epoch.
+"""
 
 from __future__ import annotations
 
-from cotenant.scheduler.core.events import FreezeFailed, JobFrozen
-from cotenant.scheduler.core.turn import Turn
+from dataclasses import replace
+
+from cotenant.scheduler.core.events import FreezeFailed, JobExited, JobFrozen, JobMissing
+from cotenant.scheduler.core.freezable import can_freeze, can_thaw
+from cotenant.scheduler.core.model import Ending, Host, Interruption, Job, JobState
+from cotenant.scheduler.core.turn import Turn, unfrozen
+
+FREEZE_TIMEOUT_S = 600.0  # hosts give up before: beyond that a driver hangs, and with it the processes
 
 
 def job_frozen(turn: Turn, event: JobFrozen) -> None:
-    """Nothing is frozen yet."""
-    turn.state.ignore("stale epoch")
+    """Its GPUs are free, and it goes where it was to go.
+
+    One that was believed to run, since a command to freeze it came through late, waits to go on: that is how it is.
+    """
+    job = _meant(turn, event)
+    if job is None:
+        return
+    if job.ending is not None and not job.freezing:
+        turn.state.ignore("freezing of a job that is to end")
+        return
+    before = job.interruption or Interruption("asked", turn.now)
+    late = Ending(JobState.QUEUED, "it was frozen late", interruption=before)
+    turn.settle_frozen(job, job.ending or late, max(0, event.memory_bytes), event.revision)
+    _end_stranded(turn)  # its GPUs may have gone meanwhile
 
 
 def freeze_failed(turn: Turn, event: FreezeFailed) -> None:
-    """Nothing is frozen yet."""
-    turn.state.ignore("stale epoch")
+    """It goes on where it is, and is not frozen again; what is to end anyway does."""
+    job = _meant(turn, event)
+    if job is None:
+        return
+    if job.freezing:
+        turn.go_on(job, event.reason)
+    else:
+        turn.state.ignore("freezing of a job that is to end")
+
+
+def _meant(turn: Turn, event: JobFrozen | FreezeFailed) -> Job | None:
+    """Return the job, if the event is about the lease that it has now."""
+    job = turn.current(event.job_id, event.epoch, event.host_id)
+    if job is not None and event.revision < job.granted_revision:
+        turn.state.ignore("stale revision")
+        return None
+    return job
+
+
+def lost_while_frozen(turn: Turn, event: JobExited | JobMissing) -> bool:
+    """Whether these are processes that were frozen, and waited: then the job starts over, once it may."""
+    job = turn.state.jobs.get(event.job_id)
+    if job is None or job.lease is not None or job.frozen is None or job.epoch != event.epoch:
+        return False
+    said = event.reason if isinstance(event, JobExited) else "they are not there any more"
+    lose(turn, job, job.frozen.ends or f"its frozen processes have ended: {said or 'nobody knows why'}")
+    return True
+
+
+def lose(turn: Turn, job: Job, reason: str) -> None:
+    """Note that the processes of a frozen job that holds no lease are gone: it starts over, or stays suspended."""
+    before = job.interruption or Interruption("asked", turn.now)
+    lost = replace(before, lost=reason)
+    turn.state.put(replace(job, frozen=None, done_s=0.0, interruption=lost, reason=f"starts over: {reason}"))
+    turn.dirty = True
+
+
+def blamed(job: Job, reason: str) -> Job:
+    """Return a job whose processes have ended; if they were being frozen, or had just been, it is not tried again."""
+    if job.freezing:
+        return replace(job, unfreezable=f"its processes ended while they were being frozen: {reason}")
+    if job.frozen is not None:
+        return replace(job, unfreezable=f"it could not go on once it was frozen: {reason}")
+    return job
+
+
+def may_freeze_anew(turn: Turn, host: Host) -> None:
+    """Bring in line what follows from the GPUs that a host has now: who can be frozen there, and who can go on."""
+    state = turn.state
+    for job in state.on_host(host.host_id):
+        freezes = can_freeze(state, job, job.lease.shares if job.lease else ())
+        if freezes != job.freezes:
+            state.put(replace(job, freezes=freezes))
+    _end_stranded(turn)
+
+
+def _end_stranded(turn: Turn) -> None:
+    """End frozen processes whose hosts have no GPUs any more on which they could go on: then their jobs start over."""
+    state = turn.state
+    for job in state.in_order(state.frozen):
+        frozen = job.frozen
+        if job.lease is None and frozen is not None and not frozen.ends and not can_thaw(state, job):
+            reason = f"host {state.hosts[frozen.host_id].name} has no GPUs any more on which it could go on"
+            turn.end_frozen(job, reason)
+            state.put(replace(job, frozen=replace(frozen, ends=reason), reason=reason))
+
+
+def stop_late_freezes(turn: Turn) -> None:
+    """End what should have been frozen long ago: whether a driver that hangs has frozen it, nobody knows."""
+    for job in turn.state.in_order(turn.state.freezing):
+        if job.ending is not None and turn.now - job.history[-1].at > FREEZE_TIMEOUT_S:
+            why = f"it was not frozen within {FREEZE_TIMEOUT_S:g} s"
+            turn.stop_anyway(replace(job, unfreezable=why), unfrozen(job.ending, why))

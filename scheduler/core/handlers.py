@@ -38,9 +38,18 @@ from cotenant.scheduler.core.events import (
     SuspendRequested,
     Tick,
 )
-from cotenant.scheduler.core.freezing import freeze_failed, job_frozen
+from cotenant.scheduler.core.freezing import (
+    blamed,
+    freeze_failed,
+    job_frozen,
+    lose,
+    lost_while_frozen,
+    may_freeze_anew,
+    stop_late_freezes,
+)
 from cotenant.scheduler.core.memoryguard import OVERRUN_MARGIN, make_memory, with_margin
 from cotenant.scheduler.core.model import (
+    UNBOUND,
     Ending,
     Host,
     Job,
@@ -99,7 +108,11 @@ def host_joined(turn: Turn, event: HostJoined) -> None:
     state.put_host(host)
     turn.dirty = True
     for job in evicted:
-        turn.stop(job, turn.another_try(job, _why_evicted(job, host), ON_LOSS, backoff=False, host_fault=True))
+        why = _why_evicted(job, host)
+        still = job.interruption if job.frozen else None  # it is about to go on: it stays frozen instead
+        stays = Ending(JobState.QUEUED, why, interruption=still) if still else None
+        turn.stop(job, stays or turn.another_try(job, why, ON_LOSS, backoff=False, host_fault=True))
+    may_freeze_anew(turn, host)
     if before is None:
         for job in state.in_order(state.pending):
             state.put(advance(job, JobState.QUEUED, turn.now, "waiting for a place"))
@@ -143,25 +156,29 @@ def host_lost(turn: Turn, event: HostLost) -> None:
     state = turn.state
     host = state.hosts.get(event.host_id)
     name = host.name if host else event.host_id
+    reason = f"host {name} was lost: {event.reason}"
     for job in state.on_host(event.host_id):
-        reason = f"host {name} was lost: {event.reason}"
         turn.leave(job, event.host_id, turn.another_try(job, reason, ON_LOSS, backoff=False, host_fault=True))
     state.drop_host(event.host_id)
     for job in state.in_order(state.queued | state.suspended):
         if job.anchor == event.host_id:
             state.put(replace(job, anchor=None))  # its checkpoint is lost, and it starts over elsewhere
+        if job.frozen is not None and job.frozen.host_id == event.host_id:
+            lose(turn, job, reason)
     turn.dirty = True
 
 
 def job_started(turn: Turn, event: JobStarted) -> None:
     """The job runs once all its hosts have said so."""
-    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    job = turn.current(event.job_id, event.epoch, event.host_id)
     if job is None or job.state is not JobState.STARTING:
         return
-    job = replace(job, started_hosts=job.started_hosts | {event.host_id}, ceiling=event.ceiling)
+    same = job.frozen is not None and event.ceiling == UNBOUND  # the processes are those it had
+    ceiling = job.ceiling if same else event.ceiling
+    job = replace(job, started_hosts=job.started_hosts | {event.host_id}, ceiling=ceiling)
     if job.started_hosts.issuperset(job.hosts):
         job = advance(job, JobState.RUNNING, turn.now, "all its processes run")
-        job = replace(job, started_at=turn.now, let_down=0)
+        job = replace(job, started_at=turn.now, let_down=0, frozen=None)
         if job.spec.hints.expected_duration_s is not None:
             turn.state.note_progress(job, Progress(job.done_s, turn.now, job.predicted or 1.0))
     turn.state.put(job)
@@ -171,19 +188,21 @@ def start_failed(turn: Turn, event: StartFailed) -> None:
     """Try again later when that makes sense; the job did not run, so its restart policy does not matter. Nor does it
     count as a restart when the host's services let it down.
     """
-    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    job = turn.current(event.job_id, event.epoch, event.host_id)
     if job is None:
         return
     reason = f"could not be started: {event.reason}"
     policies = ALWAYS if event.retry else ()
     wait_s = event.retry_after_s
     ending = turn.another_try(job, reason, policies, exit_code=event.exit_code, backoff=True, wait_s=wait_s)
-    turn.leave(job, event.host_id, ending)
+    turn.leave(blamed(job, event.reason), event.host_id, ending)
 
 
 def job_exited(turn: Turn, event: JobExited) -> None:
     """Exit code 0 is success; anything else is another try or failure, as the restart policy says for its cause."""
-    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    if lost_while_frozen(turn, event):
+        return
+    job = turn.current(event.job_id, event.epoch, event.host_id)
     if job is None:
         return
     code = event.exit_code
@@ -195,8 +214,9 @@ def job_exited(turn: Turn, event: JobExited) -> None:
         reason = event.reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
         policies = ON_LOSS if event.lost else ON_FAILURE
         ending = turn.another_try(job, reason, policies, exit_code=code, backoff=True, host_fault=event.lost)
-        if event.out_of_memory and job.ending is None:
+        if event.out_of_memory and job.ending is None and job.frozen is None:
             job, ending = _out_of_memory(turn, job, reason, code)
+        job = blamed(job, reason)
     turn.leave(job, event.host_id, ending, code)
     after = turn.state.jobs.get(job.spec.job_id)
     if after is not None and after.state is JobState.SUCCEEDED:
@@ -222,7 +242,9 @@ def _memory_of(job: Job) -> int:
 
 def job_missing(turn: Turn, event: JobMissing) -> None:
     """A job that died without a word counts as lost with its node."""
-    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    if lost_while_frozen(turn, event):
+        return
+    job = turn.current(event.job_id, event.epoch, event.host_id)
     if job is None:
         return
     reason = f"host {event.host_id} does not have it"
@@ -242,7 +264,7 @@ def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
     if not plausible_bytes(event.used_bytes):
         turn.state.ignore("absurd measurement")
         return
-    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    job = turn.current(event.job_id, event.epoch, event.host_id)
     if job is None or job.lease is None or job.state is JobState.STOPPING:
         return
     state, used = turn.state, event.used_bytes
@@ -390,7 +412,7 @@ def job_held_back(turn: Turn, event: JobHeldBack) -> None:
     if not 0.0 <= event.throttled_fraction <= 1.0:
         turn.state.ignore("absurd measurement")
         return
-    job = _current(turn, event.job_id, event.epoch, event.host_id)
+    job = turn.current(event.job_id, event.epoch, event.host_id)
     if job is None or job.state is JobState.STOPPING:
         return
     usage = turn.state.usage.get(event.job_id, {})
@@ -412,27 +434,14 @@ def settings_changed(turn: Turn, event: SettingsChanged) -> None:
 
 
 def tick(turn: Turn, event: Tick) -> None:
-    """Stop jobs whose start takes too long; they get another try."""
+    """Stop jobs whose start takes too long; they get another try. So do those that are not frozen in time."""
+    stop_late_freezes(turn)
     state = turn.state
     timeout_s = state.settings.lease.start_timeout_s
     for job in state.in_order(state.starting):
         if job.lease and turn.now - job.lease.granted_at > timeout_s:
             reason = f"did not start within {timeout_s:g} s"
             turn.stop(job, turn.another_try(job, reason, ALWAYS, backoff=True))
-
-
-def _current(turn: Turn, job_id: str, epoch: int, host_id: str) -> Job | None:
-    """Return the job if it is known, holds a lease of this epoch and has not let go of this host; count it if not."""
-    job = turn.state.jobs.get(job_id)
-    if job is None:
-        turn.state.ignore("unknown job")
-    elif job.lease is None or job.epoch != epoch:
-        turn.state.ignore("stale epoch")
-    elif host_id not in job.hosts or host_id in job.exited_hosts:
-        turn.state.ignore("host has no part in the job")
-    else:
-        return job
-    return None
 
 
 HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {

@@ -28,18 +28,22 @@ def check(state: State) -> None:
     * A job holds a lease exactly while it is STARTING, RUNNING or STOPPING, with its own id and epoch: a suspended
       job holds nothing of any GPU.
     * GPUs are claimed only for jobs that wait or are being moved, each GPU for one of them.
+    * A job is being frozen only while it is STOPPING, to go on later; a frozen one either waits, and holds nothing but
+      its host's memory, or is about to go on there in its old epoch, at a newer revision.
     * A job has an ending exactly while it is STOPPING, and only a lease that is can be given back.
     * Its history is a path through the transition table that ends in its present state.
     * No job waits for more than ``MAX_OVERLOOKED_CYCLES`` cycles beside an idle GPU that fits it.
     * The indices, and what tenants and queues are counted to hold, say what the records say.
 
-    That a terminal state never changes and that epochs never go backwards is checked by ``State.put``.
+    That a terminal state never changes and that neither epochs nor, in an epoch, revisions ever go backwards is checked
+    by ``State.put``.
 
     Raises:
         InvariantViolation: One of them does not hold.
     """
     for job in state.jobs.values():
         _check_job(job)
+        _check_frozen(state, job)
     for gpu_id in state.gpus:
         view = state.view(gpu_id)
         if not all(state.jobs[r.job_id].state is JobState.STOPPING for r in view.residents):
@@ -121,6 +125,27 @@ def _check_job(job: Job) -> None:
             raise _violation(job, f"went from {before} to {after}")
 
 
+def _check_frozen(state: State, job: Job) -> None:
+    goes_on = job.ending is not None and not job.ending.state.terminal and job.ending.interruption is not None
+    if job.freezing and not goes_on:
+        raise _violation(job, f"is {job.state} and being frozen, and its ending is {job.ending}")
+    if job.freezes and (job.lease is None or len(job.hosts) != 1):
+        raise _violation(job, f"could be frozen with {job.lease} on {job.hosts}")
+    frozen = job.frozen
+    if frozen is None:
+        return
+    if frozen.host_id not in state.hosts:
+        raise _violation(job, f"is frozen on host {frozen.host_id}, which is not there")
+    if job.lease is None and job.state not in (JobState.QUEUED, JobState.SUSPENDED):
+        raise _violation(job, f"is {job.state} and frozen")
+    if job.lease is not None and (
+        job.state not in (JobState.STARTING, JobState.STOPPING)
+        or job.hosts != (frozen.host_id,)
+        or job.lease.revision <= frozen.revision
+    ):
+        raise _violation(job, f"is {job.state} with {job.lease}, and frozen with {frozen}")
+
+
 def _check_indices(state: State) -> None:
     jobs = state.jobs.values()
     _check_accounts(state)
@@ -131,6 +156,8 @@ def _check_indices(state: State) -> None:
         "savers": {job.spec.job_id for job in jobs if job.lease is not None and job.saves},
         "leased": {job.spec.job_id for job in jobs if job.lease is not None},
         "delayed": {job.spec.job_id for job in jobs if job.state is JobState.QUEUED and job.not_before > 0.0},
+        "freezing": {job.spec.job_id for job in jobs if job.freezing},
+        "frozen": {job.spec.job_id for job in jobs if job.frozen is not None},
         "starting": {job.spec.job_id for job in jobs if job.state is JobState.STARTING},
         "dated": {job.spec.job_id for job in jobs if job.lease is not None and job.spec.hints.deadline_s is not None},
     }

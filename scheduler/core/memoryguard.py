@@ -92,7 +92,8 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int, *, foreseen
     elsewhere = foreseen is not None and any(other.state is JobState.STOPPING for other in neighbours)
     if not rules.enabled or elsewhere:
         return False  # what one that leaves for another reason has is not known to be too little
-    most = value(job) * (1.0 if job.saves else rules.priority_factor)
+    loses = not job.saves or job.freezes  # one that has outgrown its share is not frozen, but starts over
+    most = value(job) * (rules.priority_factor if loses else 1.0)
     able = sorted(
         (value(other), -other.seq, other)
         for other in neighbours

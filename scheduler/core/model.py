@@ -12,6 +12,7 @@ from pydantic import PlainSerializer
 from cotenant.forecasting.types import DemandProfile
 from cotenant.forecasting.versions import restorable
 from cotenant.placement.types import FitError, Share
+from cotenant.scheduler.core.frozen import Frozen
 
 
 class JobState(StrEnum):
@@ -180,7 +181,8 @@ class Interruption:
         value: What counted for it: its priority value, or the throughput n in the pair that was dissolved.
         against: What that was held against: the other job's value, or the least n accepted; for "memory", the bytes
             that the other job is forecast to need, None = it needed them already.
-        starts_over: It goes where its checkpoint cannot be read.
+        starts_over: It goes where its checkpoint cannot be read, or its processes cannot be brought.
+        lost: Why its processes are gone although they were to be frozen, or were; empty when they are not.
     """
 
     kind: InterruptionKind
@@ -191,19 +193,7 @@ class Interruption:
     value: float | None = None
     against: float | None = None
     starts_over: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """GPUs that take nobody else for a while: kept for a job that moves there, or that others make room for.
-
-    Attributes:
-        gpu_ids: The GPUs.
-        until: Unix seconds; later anybody may have them.
-    """
-
-    gpu_ids: tuple[str, ...]
-    until: float
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +396,11 @@ class Job:
     wanted: Bounds = UNBOUND  # what it asked for itself: memory to reserve, compute to guarantee, per GPU
     limits: Bounds = UNBOUND  # what it has limited itself to, per GPU
     ceiling: Bounds = UNBOUND  # what its running processes cannot exceed, whatever its share
+    freezes: bool = False  # the driver can freeze it on the GPUs it has
+    freezing: bool = False  # while STOPPING: its processes are to be frozen, not ended
+    frozen: Frozen | None = None  # they are, and wait, or are about to go on
+    unfreezable: str = ""  # why freezing it, or letting it go on, has failed: it is not tried again
+    granted_revision: int = 0  # of its lease when it was last granted: what a host says of an older one is over
     answers: tuple[ResourceAnswer, ...] = ()  # to what it asked lately, oldest first
 
     @property
@@ -436,12 +431,12 @@ class Job:
     @property
     def only_host(self) -> str | None:
         """The only host it may run on; None = any."""
-        return self.spec.pinned_host or self.anchor
+        return self.spec.pinned_host or (self.frozen.host_id if self.frozen else self.anchor)
 
     @property
     def saves(self) -> bool:
-        """True when it loses nothing by being stopped: it continues from its own checkpoint."""
-        return self.spec.hints.checkpoint == "own"
+        """True when it loses nothing by being interrupted: it continues from its own checkpoint, or is frozen."""
+        return self.spec.hints.checkpoint == "own" or self.freezes or self.frozen is not None
 
 
 @restorable

@@ -6,10 +6,23 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cotenant.scheduler.core.model import Claim, Job, JobState
+from cotenant.scheduler.core.model import Job, JobState
 
 LOOK_EVERY_S = 5.0
 PATIENCE_S = 30.0  # what has lasted for so long is worth a move
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """GPUs that take nobody else for a while: kept for a job that moves there, or that others make room for.
+
+    Attributes:
+        gpu_ids: The GPUs.
+        until: Unix seconds; later anybody may have them.
+    """
+
+    gpu_ids: tuple[str, ...]
+    until: float
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from cotenant.placement.fleet import Fleet, Floats, Integers, Part
 from cotenant.placement.processors import keep_for, wait_for_others
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import GpuView, NoFit, Placement, Request
+from cotenant.scheduler.core.freezable import places_of
 from cotenant.scheduler.core.model import Job
 from cotenant.scheduler.core.quotas import QUOTA_KINDS, Quotas
 from cotenant.scheduler.core.requests import Key
@@ -105,6 +106,9 @@ class Proposal:
         request, claimed = self.state.request_of(job), self.plan.held.claimed
         if self.quotas.refusal(request, job.spec.hints) is not None:
             return False
+        only = places_of(self.state, self.fleet, job)
+        if only is not None and not set(map(self.fleet.position, claim.gpu_ids)) <= set(only.tolist()):
+            return False
         self._keep({gpu: owner for gpu, owner in claimed.items() if owner != job.spec.job_id})
         places = np.array(sorted(map(self.fleet.position, claim.gpu_ids)), dtype=np.int64)
         gpus = Part(self.fleet, places, why=False)
@@ -166,8 +170,8 @@ class Proposal:
 
     def _open_to(self, job: Job, request: Request) -> Sequence[GpuView]:
         """Return the GPUs the job may use; the fleet itself when it may use all."""
-        pinned = job.only_host
-        allowed = self.fleet if pinned is None else Part(self.fleet, self.fleet.of_host(pinned))
+        only = places_of(self.state, self.fleet, job)
+        allowed = self.fleet if only is None else Part(self.fleet, only)
         return self.quotas.within(request, job.spec.hints, allowed)
 
     def _take(self, job: Job, request: Request, placement: Placement) -> None:

@@ -15,10 +15,19 @@ from cotenant.scheduler.core import outgrown
 from cotenant.scheduler.core.accounts import KINDS, Account, Kind, busy, fair_share, name_of, terms_of
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, tell, waiting_outlook
 from cotenant.scheduler.core.growth import refused_growth
-from cotenant.scheduler.core.interruptions import tell as tell_why
+from cotenant.scheduler.core.interruptions import (
+    ago,
+    asked_for,
+    freezable,
+    frozen_view,
+    interrupted,
+    starts_over,
+    stop_by,
+    tell_frozen,
+)
 from cotenant.scheduler.core.model import Colocation, Gpu, Host, Job, JobState
 from cotenant.scheduler.core.priority import ordered, parts
-from cotenant.scheduler.core.requests import described, grace_s
+from cotenant.scheduler.core.requests import described
 from cotenant.scheduler.core.slowdowns import slowdown
 from cotenant.scheduler.core.slowdowns import tell as tell_slowdown
 from cotenant.scheduler.core.state import State
@@ -184,34 +193,27 @@ def explain(
         summary = f"waits: {NO_HOST}"
     elif job.state is JobState.QUEUED:
         summary, details = _why_it_waits(state, job, now)
+        details.extend(tell_frozen(state, job, now))
         details.extend(_closed(state, job, now))
     elif job.state is JobState.SUSPENDED:
-        details = ["holds nothing of any GPU; 'cotenant resume' lets it go on"]
+        details = ["holds nothing of any GPU; 'cotenant resume' lets it go on", *tell_frozen(state, job, now)]
     elif job.lease is not None:
         details = [*_where_it_is(state, job), *(tell_slowdown(slower) if slower else ()), *_estimated(state, job)]
-        details += [*refused_growth(state, job), *_asked_for(state, job, now)]
-        details += [f"control: {controls}"] if controls else []
+        details += [*refused_growth(state, job), *asked_for(state, job, now)]
+        details += [*freezable(state, job), *([f"control: {controls}"] if controls else [])]
     if not job.state.terminal:
-        details.extend(_interrupted(job, now))
+        details.extend(interrupted(job, now))
         details.extend(_deadline(state, job, now))
         details.extend(_accounts(state, job))
         details.extend(_where_numbers_come_from(state, job))
         details.extend(outgrown.tell(state, job))
-    details.extend(f"{_ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
+    details.extend(f"{ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
     helps = would_help(job.fit_errors or state.line.why(job_id))
     if not job.state.terminal:
         helps.extend(_more_help(state, job, now))
     return Explanation(
         job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps, slowdown=slower
     )
-
-
-def _ago(seconds: float) -> str:
-    """Return how long ago something was, in its largest whole unit and, below a minute, in tenths of a second."""
-    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{max(0.0, seconds):.1f} s ago"
 
 
 def _why_it_waits(state: State, job: Job, now: float) -> tuple[str, list[str]]:
@@ -260,14 +262,6 @@ def _estimated(state: State, job: Job) -> list[str]:
     return [f"{' and '.join(estimates)} {are}: the device says what it does as a whole, not by job"]
 
 
-def _asked_for(state: State, job: Job, now: float) -> list[str]:
-    """Say what a lease that is to be given back waits for."""
-    if job.state is not JobState.STOPPING or not job.owed:
-        return []
-    ago, grace = _ago(now - job.history[-1].at), span(grace_s(job.spec.hints, state.settings))
-    return [f"its program was asked {ago} to save and give it back: lost if it does not within {grace}"]
-
-
 def _closed(state: State, job: Job, now: float) -> list[str]:
     """Say which GPUs do not take the job: those held for another that waited long, and those not available."""
     told: list[str] = []
@@ -303,22 +297,6 @@ def _outlook(state: State, job: Job, now: float) -> Outlook | None:
     if job.lease is None:
         return waiting_outlook(job.spec.hints, now, job.done_s)
     return running_outlook(job, state.progress.get(job.spec.job_id), now)
-
-
-def _interrupted(job: Job, now: float) -> list[str]:
-    """Say how often and why the job was last taken from its GPUs, and what it keeps."""
-    last = job.interruption
-    if last is None:
-        return []
-    keeps = "started over, since it saves nothing"
-    if job.saves:
-        keeps = f"goes on from {span(job.done_s)} of work"
-        if last.starts_over:
-            keeps = "started over, since its checkpoint could not be read there"
-    bound = f", on host {job.anchor} only, where its checkpoint is" if job.anchor else ""
-    return [
-        f"taken from its GPUs {job.interruptions} times, last {_ago(now - last.at)}: {tell_why(last)}; {keeps}{bound}"
-    ]
 
 
 def _deadline(state: State, job: Job, now: float) -> list[str]:
@@ -383,32 +361,14 @@ def _job_view(state: State, job: Job, controls: str) -> JobView:
         solo_step_rate=solo,
         not_placeable=job.not_placeable,
         waits=_waits(state, job),
-        starts_over=_starts_over(state, job),
-        stop_by=_stop_by(state, job),
+        starts_over=starts_over(state, job),
+        stop_by=stop_by(state, job),
+        frozen=frozen_view(state, job),
+        unfreezable=job.unfreezable,
         deadline="" if job.state.terminal else "".join(_deadline(state, job, state.now)),
         history=[HistoryView(at=change.at, state=change.state, reason=change.reason) for change in job.history],
         colocations=[_colocation_view(line) for line in job.colocation_log],
     )
-
-
-def _starts_over(state: State, job: Job) -> str:
-    """Say why what the job has done will be lost, while it is being taken from its GPUs; empty when it will not."""
-    why = job.ending.interruption if job.ending is not None else None
-    if why is None:
-        return ""
-    if not job.saves:
-        return "the job does not say that it continues from a checkpoint (hint checkpoint): it will start over"
-    if not why.starts_over:
-        return ""
-    names = ", ".join(state.hosts[host_id].name for host_id in job.hosts if host_id in state.hosts)
-    return f"other hosts cannot read its checkpoint on {names} (setting checkpoints.directory): it will start over"
-
-
-def _stop_by(state: State, job: Job) -> float | None:
-    """Return until when a job that is being stopped may save; None when it is not, or has given back what it had."""
-    if job.state is not JobState.STOPPING or job.given_back:
-        return None
-    return job.history[-1].at + grace_s(job.spec.hints, state.settings)
 
 
 def _waits(state: State, job: Job) -> str:

@@ -97,8 +97,7 @@ def _move(board: Board, wanted: MoveRequested) -> None:
         board.take_back(mark, wanted.job_id)
         board.state.ignore("move to where there is no room")
         return
-    hosts = {board.state.gpus[share.gpu_id].host_id for share in placement.shares}
-    starts_over = job.saves and not board.finds_checkpoint(job, hosts)
+    starts_over = job.saves and not board.finds_checkpoint(job, [share.gpu_id for share in placement.shares])
     board.leave(job, Interruption("asked", board.now, starts_over=starts_over), wanted.reason)
 
 

@@ -42,7 +42,9 @@ _NO_MATTER: Mapping[str, Any] = {
 }
 
 
-Key = tuple[str, Hints, tuple[int | None, Bounds, Bounds], str | None, DemandProfile | None]
+Bond = tuple[str, str, int]  # the only host, the only type of GPU there ("" = any), and bytes held there; -1 = it ends
+Key = tuple[str, Hints, tuple[int | None, Bounds, Bounds], Bond | None, DemandProfile | None]
+FREEZING_S = 150.0  # that freezing a job takes at most, as a rule: tens of gigabytes go to the host's memory
 
 
 def described(hints: Hints) -> Descriptors:
@@ -81,10 +83,18 @@ def grace_s(hints: Hints, settings: Settings) -> float:
     return settings.checkpoints.grace_s if hints.checkpoint == "own" else settings.lease.stop_grace_s
 
 
+def leaves_within_s(job: Job, settings: Settings) -> float:
+    """Return how long a job that is taken from its GPUs stays on them at most, as a rule, seconds."""
+    return FREEZING_S if job.freezes else grace_s(job.spec.hints, settings)
+
+
 def stop_command(job: Job, host_id: str, reason: str, settings: Settings) -> StopJob:
-    """Return the command that ends the job's part on a host; nobody has to save what has been given back."""
+    """Return the command that ends, or freezes, the job's part on a host; what is given back has been saved."""
     grace = settings.lease.stop_grace_s if job.given_back else grace_s(job.spec.hints, settings)
-    return StopJob(host_id, job.spec.job_id, job.epoch, grace, reason, asks=job.owed)
+    revision = job.lease.revision if job.lease else 0
+    return StopJob(
+        host_id, job.spec.job_id, job.epoch, grace, reason, asks=job.owed, freezes=job.freezing, revision=revision
+    )
 
 
 def ask_of(job: Job, *, known: bool, by_queue: bool) -> Key:
@@ -102,15 +112,21 @@ def ask_of(job: Job, *, known: bool, by_queue: bool) -> Key:
     asked = replace(hints, **_NO_MATTER, queue=hints.queue if by_queue else "")
     learnt = job.memory_hint_corrected, job.wanted, job.limits
     if own is not None and own.source == "history":
-        return job.spec.fingerprint, asked, learnt, job.only_host, own
+        return job.spec.fingerprint, asked, learnt, _bond(job), own
     # Unmeasured, a job is what its hints say; measured, its program counts too: its pairs may have been.
     return (
         job.spec.fingerprint if known else "",
         asked,
         learnt,
-        job.only_host,
+        _bond(job),
         None if known else own,
     )
+
+
+def _bond(job: Job) -> Bond | None:
+    if job.frozen is not None:
+        return job.frozen.host_id, job.frozen.gpu_type, -1 if job.frozen.ends else _held(job) or 0
+    return None if job.only_host is None else (job.only_host, "", 0)
 
 
 def request_of(
@@ -207,8 +223,19 @@ def _alike(one: DemandProfile, other: DemandProfile) -> bool:
     )
 
 
+def _held(job: Job) -> int | None:
+    """Return the bytes per GPU that a frozen job, or one that may be, brings along; None = it brings nothing."""
+    if job.frozen is None and not job.freezes:
+        return None
+    shares = job.frozen.shares if job.frozen else job.lease.shares if job.lease else ()
+    return max((share.memory_bytes for share in shares), default=None)
+
+
 def _memory(job: Job) -> int | None:
     """Return the memory to reserve per GPU; None = as forecast."""
+    held = _held(job)
+    if held is not None:
+        return max(held, job.memory_hint_corrected or 0)
     corrected, wanted, limit = job.memory_hint_corrected, job.wanted.memory_bytes, job.limits.memory_bytes
     asked = job.spec.hints.gpu_memory if corrected is None else corrected
     if wanted is not None:

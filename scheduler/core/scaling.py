@@ -60,9 +60,14 @@ class ScalingMemory:
 
 
 def loads_of(state: State) -> list[Load]:
-    """Return all hosts that answer."""
+    """Return all hosts that answer. One on which processes are frozen is busy: they can go on nowhere else."""
+    with_frozen = {job.frozen.host_id for job in map(state.jobs.__getitem__, state.frozen) if job.frozen}
     return [
-        Load(host.host_id, len(host.gpus), any(state.on_gpu.get(gpu.gpu_id) for gpu in host.gpus))
+        Load(
+            host.host_id,
+            len(host.gpus),
+            host.host_id in with_frozen or any(state.on_gpu.get(gpu.gpu_id) for gpu in host.gpus),
+        )
         for host in state.hosts.values()
         if host.reachable
     ]
@@ -77,7 +82,7 @@ def asks_of(state: State, settings: ScalingSettings, now: float) -> list[Ask]:
         # Some GPUs may be too small for it; where all are, more of them would not help.
         hopeless = bool(errors) and all(error.never for error in errors)
         waits = job.not_before <= now and now - job.queued_at >= settings.wait_s
-        if waits and not limited and not hopeless and job.spec.pinned_host is None:
+        if waits and not limited and not hopeless and job.spec.pinned_host is None and job.frozen is None:
             asks.extend(_asks(state.request_of(job), state))
     return asks
 

@@ -122,6 +122,8 @@ class State:
     delayed: set[str] = field(default_factory=set)
     dated: set[str] = field(default_factory=set)
     starting: set[str] = field(default_factory=set)
+    freezing: set[str] = field(default_factory=set)
+    frozen: set[str] = field(default_factory=set)
     on_gpu: dict[str, set[str]] = field(default_factory=dict)
     with_host: dict[str, set[str]] = field(default_factory=dict)
     line: Line = field(default_factory=Line)
@@ -262,9 +264,9 @@ class State:
         job_id = job.spec.job_id
         old = self.jobs.get(job_id)
         if old is not None and (old.state.terminal or job.epoch < old.epoch):
-            raise InvariantViolation(
-                f"job {job_id!r} is {old.state} at epoch {old.epoch} and was to become {job.state} at epoch {job.epoch}"
-            )
+            was, becomes = f"{old.state} at epoch {old.epoch}", f"{job.state} at epoch {job.epoch}"
+            raise InvariantViolation(f"job {job_id!r} is {was} and was to become {becomes}")
+        _check_fencing(job, old)
         self.jobs[job_id] = job
         self._index(job, old)
         if job.state.terminal:
@@ -397,6 +399,8 @@ class State:
             (self.delayed, job.state is JobState.QUEUED and job.not_before > 0.0),
             (self.dated, job.lease is not None and job.spec.hints.deadline_s is not None),
             (self.starting, job.state is JobState.STARTING),
+            (self.freezing, job.freezing),
+            (self.frozen, job.frozen is not None),
         ):
             if belongs:
                 index.add(job_id)
@@ -484,3 +488,12 @@ class State:
         while len(self._ended) > KEPT_ENDED_JOBS:
             _, _, job_id = heapq.heappop(self._ended)
             del self.jobs[job_id]
+
+
+def _check_fencing(job: Job, old: Job | None) -> None:
+    """What entitles a job's processes is newer than what did before: by epoch or, in the same one, by revision."""
+    if old is None or job.lease is None or job.epoch > old.epoch:
+        return
+    before = old.lease.revision if old.lease else old.frozen.revision + 1 if old.frozen else math.inf
+    if job.lease.revision < before:
+        raise InvariantViolation(f"job {job.spec.job_id!r} holds {job.lease}, which is not newer than it had")

@@ -26,9 +26,10 @@ def stop_requested(turn: Turn, event: StopRequested) -> None:
     ending = Ending(JobState.CANCELLED, event.reason)
     if job.state is JobState.STOPPING:
         if job.ending is None or not job.ending.state.terminal:
-            turn.state.put(replace(job, ending=ending))
+            turn.stop_anyway(job, ending)
     elif job.lease is None:
-        turn.state.put(advance(job, JobState.CANCELLED, turn.now, event.reason))
+        turn.end_frozen(job, event.reason)
+        turn.state.put(advance(replace(job, frozen=None), JobState.CANCELLED, turn.now, event.reason))
         turn.dirty = True
     else:
         turn.stop(job, ending)

@@ -29,7 +29,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
         {
             JobState.RUNNING,  # every host has started its part
             JobState.STOPPING,  # stopped, suspended, timed out, or one of several hosts let go of it
-            JobState.QUEUED,  # its only host failed to start it or was lost: another try
+            JobState.QUEUED,  # its only host failed to start it or was lost: another try; or froze it late
             JobState.SUCCEEDED,  # ended so quickly that the exit overtook the start
             JobState.FAILED,  # could not be started, or ended badly at once
         }
@@ -37,7 +37,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.RUNNING: frozenset(
         {
             JobState.STOPPING,  # stopped, suspended, moved, evicted, or one of several hosts let go of it
-            JobState.QUEUED,  # host lost or failed, and the restart policy allows another try
+            JobState.QUEUED,  # host lost or failed, and the restart policy allows another try; or it was frozen late
             JobState.SUCCEEDED,  # exit code 0
             JobState.FAILED,  # any other end without another try
         }
@@ -52,8 +52,9 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.STOPPING: frozenset(
         {
             JobState.CANCELLED,  # stopped on request, all processes gone
+            JobState.RUNNING,  # it was to be frozen, and that failed
             JobState.QUEUED,  # moved, made room, evicted or host lost: another try
-            JobState.SUSPENDED,  # suspended on request, all processes gone, its GPUs are free
+            JobState.SUSPENDED,  # suspended on request, all processes gone or frozen, its GPUs are free
             JobState.SUCCEEDED,  # it ended well by itself, before it was stopped or on one of several hosts
             JobState.FAILED,  # ended badly, all processes gone
         }

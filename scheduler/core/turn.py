@@ -15,7 +15,9 @@ from cotenant.scheduler.core.colocation import close_log
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.deadlines import attained_s
 from cotenant.scheduler.core.events import MoveRequested
-from cotenant.scheduler.core.model import UNBOUND, Ending, Job, JobState, Lease, RestartPolicy
+from cotenant.scheduler.core.freezable import can_freeze
+from cotenant.scheduler.core.frozen import Frozen
+from cotenant.scheduler.core.model import UNBOUND, Ending, Interruption, Job, JobState, Lease, RestartPolicy
 from cotenant.scheduler.core.requests import stop_command
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.transitions import advance
@@ -53,6 +55,19 @@ class Turn:
         self._resized: dict[str, tuple[Lease, str]] = {}  # lease before this turn, reason
         self._granted: dict[str, str] = {}  # reason
 
+    def current(self, job_id: str, epoch: int, host_id: str) -> Job | None:
+        """Return the job if it is known, holds a lease of this epoch and has not let go of this host; count if not."""
+        job = self.state.jobs.get(job_id)
+        if job is None:
+            self.state.ignore("unknown job")
+        elif job.lease is None or job.epoch != epoch:
+            self.state.ignore("stale epoch")
+        elif host_id not in job.hosts or host_id in job.exited_hosts:
+            self.state.ignore("host has no part in the job")
+        else:
+            return job
+        return None
+
     # -- leaving ----------------------------------------------------------------------------------------------------
 
     def leave(self, job: Job, host_id: str, ending: Ending, exit_code: int | None = None) -> None:
@@ -66,7 +81,9 @@ class Turn:
         """
         if not job.exit_code:
             job = replace(job, exit_code=exit_code)
-        job = replace(job, exited_hosts=job.exited_hosts | {host_id})
+        if job.freezing and job.ending is not None:
+            job = replace(job, ending=unfrozen(job.ending, ending.reason))
+        job = replace(job, frozen=None, freezing=False, exited_hosts=job.exited_hosts | {host_id})
         if job.exited_hosts.issuperset(job.hosts):
             # A lease that was not given back is lost, whatever was to become of it: its program knows nothing of that.
             owed = job.owed and job.ending is not None and not job.ending.state.terminal
@@ -77,10 +94,68 @@ class Turn:
             self.stop(job, ending)
 
     def stop(self, job: Job, ending: Ending) -> None:
-        """Have every host that still holds the job end it; ``ending`` says what happens then."""
-        job = replace(advance(job, JobState.STOPPING, self.now, ending.reason), ending=ending)
+        """Have every host that still holds the job end it; ``ending`` says what happens then.
+
+        Where that is an interruption after which it goes on, and the driver can, its processes are frozen instead.
+        """
+        why = ending.interruption
+        able = job.frozen is not None or (job.freezes and job.state is JobState.RUNNING)
+        freezing = able and why is not None and not why.starts_over and not why.lost
+        job = replace(advance(job, JobState.STOPPING, self.now, ending.reason), ending=ending, freezing=freezing)
         self.state.put(job)
         self._command_stop(job, ending.reason)
+
+    def stop_anyway(self, job: Job, ending: Ending) -> None:
+        """Have a job that is STOPPING end differently; if it was to be frozen, its processes are ended instead."""
+        froze = job.freezing
+        job = replace(job, ending=ending, freezing=False)
+        self.state.put(job)
+        if froze:
+            self._command_stop(job, ending.reason)
+
+    def settle_frozen(self, job: Job, ending: Ending, memory_bytes: int, revision: int) -> None:
+        """Its processes are frozen: take its lease away; it keeps its epoch, and goes where its ending says."""
+        lease = job.lease
+        if lease is None:
+            return
+        gpu = self.state.gpus.get(lease.shares[0].gpu_id)
+        kept = Frozen(
+            host_id=job.hosts[0],
+            gpu_type=gpu.gpu_type if gpu else "",
+            shares=lease.shares,
+            memory_bytes=memory_bytes,
+            since=self.now,
+            revision=max(lease.revision, revision),
+        )
+        self._settle(replace(job, frozen=kept, freezing=False), ending)
+
+    def go_on(self, job: Job, reason: str) -> None:
+        """A job that could not be frozen goes on; its lease gets newer, so that no command to freeze it is left."""
+        lease = job.lease
+        if lease is None:
+            return
+        why = f"goes on, since it could not be frozen: {reason}"
+        job = replace(
+            advance(job, JobState.RUNNING, self.now, why),
+            lease=replace(lease, revision=lease.revision + 1),
+            started_hosts=frozenset(job.hosts),
+            ending=None,
+            freezing=False,
+            frozen=None,
+            freezes=False,
+            unfreezable=f"freezing it has failed: {reason}",
+        )
+        self.state.put(job)
+        self._resized.setdefault(job.spec.job_id, (lease, why))
+        self.dirty = True
+
+    def end_frozen(self, job: Job, reason: str) -> None:
+        """Have the host of a frozen job that holds no lease end its processes: nobody needs them any more."""
+        if job.frozen is not None:
+            host_id, grace = job.frozen.host_id, self.state.settings.lease.stop_grace_s
+            self._stops.append(
+                StopJob(host_id, job.spec.job_id, job.epoch, grace, reason, revision=job.frozen.revision)
+            )
 
     def take_back(self, job: Job) -> None:
         """Have what its program has left of a lease ended: it has given back what it was asked for."""
@@ -115,6 +190,9 @@ class Turn:
             wait_s: The host's services let it down, and may be there after so many seconds; None = they did not.
             host_fault: It ran, and its host, a GPU there or what serves that let it down.
         """
+        if job.frozen is not None:  # it did nothing wrong: it was held still, and could not go on
+            before = job.interruption or Interruption("asked", self.now)
+            return Ending(JobState.QUEUED, f"starts over: {reason}", interruption=replace(before, lost=reason))
         if job.spec.hints.restart not in policies or job.was_held:
             return Ending(JobState.FAILED, reason, exit_code)
         if wait_s is not None and job.let_down < MOST_LET_DOWN:
@@ -139,7 +217,8 @@ class Turn:
         self.dirty = True
         waited_s = job.lease.granted_at - job.queued_at if job.lease else 0.0
         if ending.interruption is not None:
-            keeps = job.saves and not ending.interruption.starts_over
+            own = job.spec.hints.checkpoint == "own" and not ending.interruption.starts_over
+            keeps = own or job.frozen is not None
             done = attained_s(job, self.state.progress.get(job.spec.job_id), self.now) if keeps else 0.0
             times = job.interruptions + 1
             job = replace(job, done_s=done, interruption=ending.interruption, interruptions=times)
@@ -148,6 +227,8 @@ class Turn:
             lease=None,
             ending=None,
             given_back=False,
+            freezes=False,
+            freezing=False,
             started_hosts=frozenset(),
             exited_hosts=frozenset(),
             predicted=None,
@@ -189,7 +270,7 @@ class Turn:
     def _is_bound(self, job: Job) -> bool:
         """Whether the job can continue only on the host it was on, since its checkpoint is there."""
         shared = self.state.settings.checkpoints.directory is not None
-        if not job.saves or shared or len(job.hosts) != 1 or job.hosts[0] not in self.state.hosts:
+        if job.spec.hints.checkpoint != "own" or shared or len(job.hosts) != 1 or job.hosts[0] not in self.state.hosts:
             return False
         needed = job.memory_hint_corrected or 0  # has it outgrown its host, it starts over elsewhere
         return any(gpu.memory_bytes >= needed for gpu in self.state.hosts[job.hosts[0]].gpus)
@@ -197,17 +278,20 @@ class Turn:
     # -- shares -----------------------------------------------------------------------------------------------------
 
     def grant(self, job: Job, shares: tuple[Share, ...], reason: str) -> None:
-        """Give a queued job a lease with these shares and have it started."""
-        job_id = job.spec.job_id
+        """Give a queued job a lease with these shares and have it started; a frozen one goes on in its epoch."""
+        job_id, frozen = job.spec.job_id, job.frozen
         hosts = tuple(dict.fromkeys(self.state.gpus[share.gpu_id].host_id for share in shares))
+        epoch, revision = (job.epoch, frozen.revision + 1) if frozen else (job.epoch + 1, 0)
         job = replace(
             advance(job, JobState.STARTING, self.now, reason),
-            lease=Lease(job_id, job.epoch + 1, 0, shares, self.now),
-            epoch=job.epoch + 1,
+            lease=Lease(job_id, epoch, revision, shares, self.now),
+            epoch=epoch,
             hosts=hosts,
             not_before=0.0,
             profile=self.state.request_of(job).on(self.state.gpus[shares[0].gpu_id].gpu_type),
-            ceiling=UNBOUND,
+            ceiling=job.ceiling if frozen else UNBOUND,
+            freezes=can_freeze(self.state, job, shares),
+            granted_revision=revision,
         )
         self.state.put(job)
         self._granted[job_id] = reason
@@ -254,6 +338,14 @@ class Turn:
         return [*self._stops, *shrinking, *growing, *starts]
 
 
+def unfrozen(ending: Ending, why: str) -> Ending:
+    """Return the ending of a job that was to be frozen, or was, and whose processes have ended instead."""
+    if ending.interruption is None:
+        return ending
+    reason = f"{ending.reason}; starts over: {why}"
+    return replace(ending, reason=reason, interruption=replace(ending.interruption, lost=why))
+
+
 def _grows(old: Sequence[Share], new: Sequence[Share]) -> bool:
     return any(b.compute > a.compute or b.memory_bytes > a.memory_bytes for a, b in zip(old, new, strict=True))
 
@@ -275,7 +367,16 @@ def start_commands(state: State, job: Job, reason: str) -> list[StartJob]:
     revision = job.lease.revision if job.lease else 0
     planned = state.profile_of(job)
     return [
-        StartJob(host_id, job.spec, job.epoch, revision, state.shares_on(job, host_id), reason, planned)
+        StartJob(
+            host_id,
+            job.spec,
+            job.epoch,
+            revision,
+            state.shares_on(job, host_id),
+            reason,
+            planned,
+            thaws=job.frozen is not None,
+        )
         for host_id in job.hosts
     ]
 

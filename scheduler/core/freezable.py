@@ -1,0 +1,81 @@
+"""Where the driver can freeze a job, and where a frozen one can go on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cotenant.placement.fleet import Fleet, Integers
+from cotenant.placement.types import Share
+from cotenant.scheduler.core.model import Gpu, Job
+from cotenant.scheduler.core.state import State
+
+
+def why_not(state: State, job: Job, shares: Sequence[Share]) -> str:
+    """Say why the driver cannot freeze the job on these GPUs, in words; empty when it can, or nobody asked for it.
+
+    Args:
+        state: The state.
+        job: The job.
+        shares: What it has, or is about to be granted.
+    """
+    if job.spec.hints.checkpoint != "driver":
+        return ""
+    if job.spec.kind != "command":
+        return "its processes are its program's own"
+    if job.unfreezable:
+        return job.unfreezable
+    gpus = [state.gpus[share.gpu_id] for share in shares if share.gpu_id in state.gpus]
+    if len({gpu.host_id for gpu in gpus}) > 1:
+        return "it is on several hosts"
+    if len({gpu.gpu_type for gpu in gpus}) > 1:
+        return "its GPUs are of several types"
+    unable = [gpu.gpu_id for gpu in gpus if not gpu.checkpoints]
+    return f"the driver cannot freeze processes on {', '.join(unable)}" if unable else ""
+
+
+def can_freeze(state: State, job: Job, shares: Sequence[Share]) -> bool:
+    """Whether the driver can freeze the job on these GPUs, and may."""
+    return job.spec.hints.checkpoint == "driver" and not why_not(state, job, shares)
+
+
+def can_thaw(state: State, job: Job) -> bool:
+    """Whether a frozen job's host has enough GPUs on which it could go on, be they free, or working, or not."""
+    needed = max((share.memory_bytes for share in job.frozen.shares), default=0) if job.frozen else 0
+    home = _home(state, job)
+    able = [gpu for gpu in state.gpus.values() if _takes(home, gpu) and gpu.memory_bytes >= needed]
+    return len(able) >= job.spec.hints.gpus
+
+
+def places_of(state: State, fleet: Fleet, job: Job) -> Integers | None:
+    """Return the positions of the only GPUs that a waiting job may have; None = all."""
+    if job.only_host is None:
+        return None
+    places = fleet.of_host(job.only_host)
+    if job.frozen is not None and job.frozen.ends:
+        return places[:0]
+    return _within(state, fleet, job, places) if job.frozen else places
+
+
+def reach(state: State, fleet: Fleet, job: Job) -> Integers:
+    """Return the positions of the GPUs on which a job that is frozen where it runs now can go on."""
+    near = [fleet.of_host(host_id) for host_id in job.hosts]
+    return _within(state, fleet, job, np.concatenate(near)) if near else fleet.everywhere[:0]
+
+
+def _within(state: State, fleet: Fleet, job: Job, places: Integers) -> Integers:
+    home = _home(state, job)
+    return np.array([at for at in places.tolist() if _takes(home, state.gpus[fleet[at].gpu_id])], dtype=np.int64)
+
+
+def _home(state: State, job: Job) -> tuple[str, str] | None:
+    """Return the host, and the type of its GPUs, that the job's processes can go on on."""
+    if job.frozen is not None:
+        return job.frozen.host_id, job.frozen.gpu_type
+    gpu = state.gpus.get(job.lease.shares[0].gpu_id) if job.lease else None
+    return None if gpu is None else (gpu.host_id, gpu.gpu_type)
+
+
+def _takes(home: tuple[str, str] | None, gpu: Gpu) -> bool:
+    return gpu.checkpoints and (gpu.host_id, gpu.gpu_type) == home
