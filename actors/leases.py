@@ -27,6 +27,7 @@ from cotenant.scheduler.client import Client, new_job_id
 from cotenant.scheduler.core.model import JobState
 from cotenant.scheduler.errors import CotenantError, HintError, JobNotFound, LeaseLost, NotPlaceable
 from cotenant.scheduler.hints import parse_hints
+from cotenant.scheduler.specs import LEASE_CHECKPOINTS
 from cotenant.scheduler.views import JobView, ShareView
 
 RENEW_S = 1.0
@@ -365,6 +366,8 @@ def acquire(*, here: bool = False, name: str | None = None, timeout_s: float | N
     if timeout_s is not None and not (isinstance(timeout_s, Real) and 0.0 < timeout_s < math.inf):
         raise ValueError(f"timeout_s: {timeout_s!r} is not accepted; give seconds > 0, or None to wait")
     parsed = parse_hints(hints, time.time())
+    if parsed.checkpoint == "driver":
+        raise HintError("checkpoint", "driver", LEASE_CHECKPOINTS)
     if here and parsed.checkpoint == "own":
         raise HintError("checkpoint", "own", f"nothing with here=True: {_NOT_HERE}")
     if here:

@@ -21,7 +21,7 @@ MAX_WORD_BYTES = 131_071  # Linux refuses longer arguments and variables (MAX_AR
 MAX_PATH_BYTES = 4095
 MAX_REASON = 1000
 
-_OF_A_PROGRAM = "none or own for a lease: the driver cannot freeze a part of the Ray program that it belongs to"
+LEASE_CHECKPOINTS = "none or own for a lease: the driver cannot freeze a part of the Ray program that it belongs to"
 _WORD = f"text in UTF-8 without NUL, at most {MAX_WORD_BYTES} bytes"
 
 
@@ -39,7 +39,7 @@ def check_spec(spec: JobSpec) -> None:
     check_environment(spec.env)
     check_hints(spec.hints)
     if spec.kind != "command" and spec.hints.checkpoint == "driver":
-        raise HintError("checkpoint", "driver", _OF_A_PROGRAM)
+        raise HintError("checkpoint", "driver", LEASE_CHECKPOINTS)
 
 
 def check_queue(spec: JobSpec, settings: Settings) -> None:

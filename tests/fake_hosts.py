@@ -12,7 +12,7 @@ from scheduling import host
 from cotenant.actors.messages import HostReport
 from cotenant.actors.scheduler_actor import Scheduler
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
-from cotenant.scheduler.core.events import Event, JobExited, JobStarted
+from cotenant.scheduler.core.events import Event, JobExited, JobFrozen, JobStarted
 from cotenant.scheduler.core.reconcile import InventoryItem
 from cotenant.scheduler.views import Health
 
@@ -23,8 +23,8 @@ _NUMBERS = itertools.count(1)
 class FakeHost:
     """Does what a host agent does, at once, and keeps a record of it."""
 
-    def __init__(self, host_id: str = "h1", gpus: int = 1) -> None:
-        self.host = host(host_id, gpus)
+    def __init__(self, host_id: str = "h1", gpus: int = 1, *, checkpoints: bool = False) -> None:
+        self.host = host(host_id, gpus, checkpoints=checkpoints)
         self.held: dict[Key, InventoryItem] = {}
         self.events: list[Event] = []
         self.starts: list[Key] = []
@@ -32,7 +32,11 @@ class FakeHost:
 
     def apply(self, command: Command) -> None:
         """Carry out one command."""
-        if isinstance(command, StartJob):
+        if isinstance(command, StartJob) and command.thaws:
+            self.thaw(command)
+        elif isinstance(command, StopJob) and command.freezes:
+            self.freeze(command)
+        elif isinstance(command, StartJob):
             key = (command.spec.job_id, command.epoch)
             if key in self.held or key in self.over:
                 return
@@ -51,6 +55,24 @@ class FakeHost:
                 self.held[command.job_id, command.epoch] = InventoryItem(
                     item.job_id, item.epoch, command.revision, "running"
                 )
+
+    def freeze(self, command: StopJob) -> None:
+        """Freeze a job, or say again that it is, unless it was thawed meanwhile."""
+        key = (command.job_id, command.epoch)
+        item = self.held.get(key)
+        if item is not None and item.phase == "running" and item.revision <= command.revision:
+            self.held[key] = replace(item, frozen=True, revision=command.revision)
+            self.events.append(JobFrozen(self.host.host_id, *key, command.revision, 1 << 30))
+
+    def thaw(self, command: StartJob) -> None:
+        """Let a frozen job go on, or say that it is not here."""
+        key = (command.job_id, command.epoch)
+        item = self.held.get(key)
+        if item is None:
+            self.events.append(JobExited(*key, self.host.host_id, -9, "not here any more", lost=True))
+        elif item.frozen and item.revision < command.revision:
+            self.held[key] = replace(item, frozen=False, revision=command.revision)
+            self.events.append(JobStarted(*key, self.host.host_id))
 
     def end(self, job_id: str, epoch: int, exit_code: int, *, lost: bool = False) -> None:
         """The job's processes are gone."""
@@ -73,8 +95,8 @@ class FakeHost:
                 self.held.pop((event.job_id, event.epoch), None)
 
     def running(self) -> list[Key]:
-        """Jobs with processes."""
-        return [key for key, item in self.held.items() if item.phase == "running"]
+        """Jobs with processes that run."""
+        return [key for key, item in self.held.items() if item.phase == "running" and not item.frozen]
 
 
 class FakeFleet:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from cotenant.actors.checks import Check
-    from cotenant.scheduler.views import Explanation, GpuView, HostView, JobView, PlanView, ShareView
+    from cotenant.scheduler.views import Explanation, FrozenView, GpuView, HostView, JobView, PlanView, ShareView
 
 _PIPED_WIDTH = 1000  # a pipe has no width of its own; rows must not be cut in it
 _STATE_STYLES = {
@@ -220,8 +220,14 @@ def _where(job: JobView) -> str:
     """
     controls = job.usage.controls if job.usage else ""
     told = controls if job.state == "RUNNING" and job.shares else job.waits or job.reason
-    where = ": ".join(part for part in (_shares(job.shares) if job.shares else "", told) if part)
+    place = _shares(job.shares) if job.shares else _frozen(job.frozen) if job.frozen else ""
+    where = ": ".join(part for part in (place, told) if part)
     return "; ".join(part for part in (where, job.deadline) if part) or "-"
+
+
+def _frozen(frozen: FrozenView) -> str:
+    takes = f", {size(frozen.memory_bytes)} of its memory" if frozen.memory_bytes else ""
+    return f"frozen on {frozen.host}{takes}"
 
 
 def gpus(views: Sequence[GpuView]) -> RenderableType:

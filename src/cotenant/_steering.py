@@ -46,7 +46,10 @@ def add_commands(app: typer.Typer, connect: Callable[[str | None], Client]) -> N
         address: Address = None,
         as_json: AsJson = False,
     ) -> None:
-        """Take a job off its GPUs until it is resumed: SIGTERM, time to save its state, then its GPUs are free."""
+        """Take a job off its GPUs until it is resumed: SIGTERM, time to save its state, then its GPUs are free.
+
+        A job with the hint checkpoint=driver is frozen instead, on its host, and notices nothing.
+        """
         check_reason(reason)
         with connect(address) as client:
             view = client.suspend(job, reason)
@@ -76,7 +79,10 @@ def add_commands(app: typer.Typer, connect: Callable[[str | None], Client]) -> N
         address: Address = None,
         as_json: AsJson = False,
     ) -> None:
-        """Move a running job to other GPUs with room for it: SIGTERM, time to save its state, start there."""
+        """Move a running job to other GPUs with room for it: SIGTERM, time to save its state, start there.
+
+        A job with the hint checkpoint=driver is frozen instead, and goes on on other GPUs of its host.
+        """
         check_reason(reason)
         with connect(address) as client:
             view = client.move(job, to, reason)

@@ -32,6 +32,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
             HintError,
             "checkpoint: 'own' is not accepted; give nothing with here",
         ),
+        ({"checkpoint": "driver"}, HintError, "checkpoint: 'driver' is not accepted; give none or own for a lease"),
         ({"restart": "on_failure"}, HintError, "restart: 'on_failure' is not accepted"),
         ({"timeout_s": 0}, ValueError, "timeout_s: 0 is not accepted"),
         ({"timeout_s": -1.0}, ValueError, "timeout_s: -1.0 is not accepted"),
