@@ -29,6 +29,7 @@ from cotenant.placement.types import Share
 from cotenant.scheduler.core.model import Isolation
 
 RECORD = "enforcement.json"
+CHECKPOINTS = "checkpoints.json"
 PROBE_S = 30.0  # for what is wanted to be known of checkpoints before a job starts, in a thread of its own
 
 
@@ -49,6 +50,7 @@ class HostEnforcement(ShareFile):
         self._settings = settings
         self._services = self._services_of(gpus)
         self._probing = threading.Lock()
+        self._could_freeze = _could_freeze(run_dir / CHECKPOINTS)
         self._probe: Future[str] | None = None  # says what is missing for checkpoints
         self._records: dict[Path, dict[str, Any]] = {}
         self._power: PowerLimit | None = None
@@ -154,14 +156,27 @@ class HostEnforcement(ShareFile):
         """
         with self._probing:
             if self._probe is None:
-                self._probe = begin("checkpoints", CheckpointPause().missing)
+                self._probe = begin("checkpoints", self._look_for_checkpoints)
         with suppress(TimeoutError):
             return self._probe.result(wait_s)
         return None
 
     def can_freeze(self, gpu_id: str) -> bool:
-        """Whether it is known that the driver can freeze processes on this GPU; waits for nothing."""
-        return gpu_id in self._services and self.no_checkpoints() == ""
+        """Whether the driver can freeze processes on this GPU, as far as is known; waits for nothing.
+
+        Until it is known anew, what an earlier agent has found out holds: whoever has frozen jobs here must not take
+        their GPUs for others.
+        """
+        if gpu_id not in self._services:
+            return False
+        missing = self.no_checkpoints()
+        return missing == "" if missing is not None else self._could_freeze
+
+    def _look_for_checkpoints(self) -> str:
+        missing = CheckpointPause().missing()
+        with suppress(OSError):  # the next agent says a little later what it can do
+            runner.write_json(str(self._run_dir / CHECKPOINTS), {"missing": missing})
+        return missing
 
     def _choose_pause(self, job_dir: Path) -> tuple[PauseName, str]:
         gpus = [self._gpus[gpu_id] for gpu_id in self._record(job_dir).get("gpu_ids", ()) if gpu_id in self._gpus]
@@ -227,6 +242,14 @@ class HostEnforcement(ShareFile):
 
     def _way(self, job_dir: Path) -> EnforcementBackend:
         return self._ways[self._method(job_dir)]
+
+
+def _could_freeze(found: Path) -> bool:
+    """Whether an earlier agent of this host has found that processes can be frozen."""
+    try:
+        return (runner.read_json(str(found)) or {}).get("missing") == ""
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _group_name(run_dir: Path) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -111,6 +112,9 @@ class Host:
     def item(self) -> tuple[str, int, bool]:
         (item,) = self.agent.report(1, (), "").inventory
         return item.phase, item.revision, item.frozen
+
+    def checkpoints(self) -> list[bool]:
+        return [gpu.checkpoints for gpu in self.agent.report(1, (), "").host.gpus]
 
     def states(self) -> set[str]:
         return {process.state for process in runner.descendants(self.root_pid)}
@@ -523,7 +527,7 @@ def test_a_driver_that_is_too_old_is_found_out(host, standin):
     standin.set(*GPUS, "cuda 12040")
     host.until(lambda: host.agent._enforcement.no_checkpoints() is not None, "it is known")
     assert host.agent._enforcement.no_checkpoints() == ("probe: the driver is of CUDA 12.4; 12.8 and later can do it")
-    assert [gpu.checkpoints for gpu in host.agent.report(1, (), "").host.gpus] == [False, False, False]
+    assert host.checkpoints() == [False, False, False]
     host.start()
     host.freeze()
     host.until(lambda: host.last() == "freeze_failed", "it is told")
@@ -532,4 +536,16 @@ def test_a_driver_that_is_too_old_is_found_out(host, standin):
 
 def test_the_host_says_which_gpus_can_be_frozen_once_it_is_known(host):
     host.until(lambda: host.agent._enforcement.no_checkpoints() is not None, "it is known")
-    assert [gpu.checkpoints for gpu in host.agent.report(1, (), "").host.gpus] == [True, True, True]
+    assert host.checkpoints() == [True, True, True]
+
+
+def test_another_agent_says_at_once_what_the_one_before_has_found_out(host, monkeypatch):
+    """The scheduler would take frozen jobs for lost, as their host can thaw none."""
+    before = host.checkpoints()
+    host.until(lambda: host.agent._enforcement.no_checkpoints() == "", "it is known")
+    known = threading.Event()
+    monkeypatch.setattr(CheckpointPause, "missing", lambda _: str(known.wait(60.0) and "not any more"))
+    host.restart()
+    assert (before, host.checkpoints()) == ([False] * 3, [True] * 3)
+    known.set()
+    host.until(lambda: host.checkpoints() == [False] * 3, "it is found out anew")
