@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+import nvml_standin.driver
 import pytest
 from nvml_standin import HERE, Standin
 
@@ -64,10 +65,6 @@ class FakeDriver:
         lines = self._standin.state.read_text().splitlines()
         return {int(line.split("pid=")[1].split()[0]) for line in lines if line.startswith(f"process {gpu} ")}
 
-    def clear(self, pid: int) -> None:
-        """A process has ended: nothing of it is on the GPUs."""
-        lines = self._standin.state.read_text().splitlines()
-        gone = [line for line in lines if line.startswith("process ") and f"pid={pid} " in f"{line} "]
-        for line in gone:
-            lines.remove(line)
-        self._standin.set(*(line for line in lines if line))
+    def sweep(self) -> None:
+        """Take processes that have ended off the GPUs: a driver would see by itself that they have."""
+        nvml_standin.driver.sweep()

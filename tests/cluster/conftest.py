@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cluster_support import GPUS, RAY_ENVIRONMENT, free_port
+from fake_driver import FakeDriver
 from fake_mps import FakeMps
 from nvml_standin import Standin
 from support import wait_until
@@ -210,6 +211,24 @@ def served(ray_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     served = Served(start_deployment(tmp_path, head_gpus=2, settings=TEST_SETTINGS.model_copy(update=more)), fake)
     yield served
     served.stop()
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """Two NVIDIA GPUs whose driver freezes processes, played by stand-ins."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    standin = Standin(tmp_path / "standin")
+    standin.set(*(f"{gpu} used=0" for gpu in GPUS))
+    return FakeDriver(tmp_path / "driver", standin, monkeypatch)
+
+
+@pytest.fixture
+def freezes(ray_environment: None, driver: FakeDriver, tmp_path: Path) -> Iterator[Deployment]:
+    """One host with these GPUs, and no MPS."""
+    more = {"device": DeviceSettings(), "enforcement": EnforcementSettings(mps="off")}
+    deployment = start_deployment(tmp_path, head_gpus=2, settings=TEST_SETTINGS.model_copy(update=more))
+    yield deployment
+    stop_deployment(deployment)
 
 
 @pytest.fixture(scope="module")

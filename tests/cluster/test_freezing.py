@@ -5,18 +5,18 @@ The GPUs and the driver are stand-ins; the processes are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from cluster_support import GPUS
-from conftest import TEST_SETTINGS, Deployment, start_deployment, stop_deployment
 from fake_driver import COUNT, FakeDriver
-from nvml_standin import Standin
-from support import alive, wait_until
+from ray.exceptions import RayActorError
+from support import wait_until
 
-from cotenant.configs.settings import DeviceSettings, EnforcementSettings
 from cotenant.scheduler.core.model import Hints
+from cotenant.scheduler.names import NAMESPACE, agent_name
 from cotenant.scheduler.views import JobView
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -25,27 +25,10 @@ GIB = 1 << 30
 WAIT_S = 60.0
 
 
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    standin = Standin(tmp_path / "standin")
-    standin.set(*(f"{gpu} used=0" for gpu in GPUS))
-    return FakeDriver(tmp_path / "driver", standin, monkeypatch)
-
-
-@pytest.fixture
-def host(ray_environment: None, driver: FakeDriver, tmp_path: Path) -> Iterator[Deployment]:
-    """One host with two NVIDIA GPUs and no MPS."""
-    more = {"device": DeviceSettings(), "enforcement": EnforcementSettings(mps="off")}
-    deployment = start_deployment(tmp_path, head_gpus=2, settings=TEST_SETTINGS.model_copy(update=more))
-    yield deployment
-    stop_deployment(deployment)
-
-
 class Jobs:
     """What the tests ask of jobs that count."""
 
-    def __init__(self, host: Deployment, driver: FakeDriver) -> None:
+    def __init__(self, host: Any, driver: FakeDriver) -> None:
         self.host = host
         self.driver = driver
 
@@ -56,9 +39,7 @@ class Jobs:
         """Wait; meanwhile the stand-in for the driver takes processes that have ended off its GPUs."""
 
         def look() -> bool:
-            for pid in self.driver.on(0) | self.driver.on(1):
-                if not alive(pid):
-                    self.driver.clear(pid)
+            self.driver.sweep()
             return bool(holds())
 
         wait_until(look, WAIT_S, what)
@@ -80,12 +61,33 @@ class Jobs:
         return ["GPU-a", "GPU-b"].index(share.gpu_id)
 
 
-def test_a_job_is_moved_makes_room_and_goes_on_without_its_program_noticing(host, driver):
-    jobs = Jobs(host, driver)
+def kill_agent(host: Any) -> None:
+    """Kill the host's agent, and wait until Ray has started another one."""
+    import ray
+
+    def pid() -> int:
+        return int(ray.get(ray.get_actor(agent_name(host.client.hosts()[0].host_id), NAMESPACE).ping.remote()))
+
+    def is_another() -> bool:
+        try:
+            return pid() != before
+        except RayActorError:
+            return False  # it is being started
+
+    before = pid()
+    os.kill(before, signal.SIGKILL)
+    wait_until(is_another, WAIT_S, "there is another agent")
+
+
+def test_a_job_is_moved_makes_room_and_goes_on_without_its_program_noticing(freezes, driver):
+    host, jobs = freezes, Jobs(freezes, driver)
     job = jobs.start(checkpoint="driver")
     jobs.until(lambda: driver.on(jobs.on(job)), "it is on its GPU")
     (pid,) = driver.on(jobs.on(job))
-    jobs.until(lambda: all(gpu.checkpoints for gpu in host.client.gpus()), "the host knows that it can freeze")
+    jobs.until(
+        lambda: "the driver can freeze it" in str(host.client.explain(job.job_id)),
+        "the host has said that it can freeze it",
+    )
 
     first = jobs.on(job)
     host.client.move(job.job_id)
@@ -98,15 +100,21 @@ def test_a_job_is_moved_makes_room_and_goes_on_without_its_program_noticing(host
     jobs.reaches(job, "SUSPENDED")
     assert driver.on(0) | driver.on(1) == set()
     at = jobs.count(job)
+    kill_agent(host)
+    jobs.until(lambda: host.client.hosts()[0].reachable, "its host has another agent")
     others = [jobs.start(), jobs.start()]
     jobs.until(lambda: driver.on(0) and driver.on(1), "both GPUs are in use")
     assert jobs.count(job) == at
+    view = host.client.job(job.job_id)
+    assert (view.state, view.epoch) == ("SUSPENDED", 1), view
+    assert view.frozen is not None
+    assert view.frozen.memory_bytes == GIB
 
     host.client.resume(job.job_id)
     jobs.reaches(job, "QUEUED")
     host.client.stop(others[0].job_id, "make room")
     jobs.reaches(job, "RUNNING")
-    assert driver.on(jobs.on(job)) == {pid}
+    jobs.until(lambda: driver.on(jobs.on(job)) == {pid}, "it has its GPU to itself")
     jobs.counts(job)
     view = host.client.job(job.job_id)
     assert (view.epoch, view.restarts) == (1, 0), "it was never started anew"

@@ -18,7 +18,7 @@ from agents import job_spec, make_agent
 from fake_driver import COUNT, FakeDriver
 from nvml_standin import Standin
 from nvml_standin.inprocess import loaded
-from support import alive, wait_until
+from support import wait_until
 
 from cotenant.actors import freezing, hostmemory, jobfiles, runner
 from cotenant.actors.enforcement.pausing import CheckpointPause
@@ -141,16 +141,13 @@ class Host:
         self.until(lambda: self.count() > before + 2, "it counts on")
 
     def ended(self) -> Any:
-        self.until(lambda: self._swept() and self.last() == "job_exited", "its end is told")
+        def told() -> bool:
+            self.driver.sweep()
+            return self.last() == "job_exited"
+
+        self.until(told, "its end is told")
         assert self.told().count("job_exited") == 1
         return self.events[-1]
-
-    def _swept(self) -> bool:
-        """The stand-in for the driver does not see by itself that a process has ended."""
-        for pid in self.driver.on(0) | self.driver.on(1) | self.driver.on(2):
-            if not alive(pid):
-                self.driver.clear(pid)
-        return True
 
 
 @pytest.fixture

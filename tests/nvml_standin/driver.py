@@ -1,7 +1,8 @@
 """A stand-in for ``cuda.core.checkpoint`` whose checkpoints really move memory on and off the stand-in for NVML.
 
 ``fake_driver`` puts it where programs import it; it needs nothing but the standard library. What is on the GPUs is in
-the state file of the stand-in for NVML, what state a process is in, and which calls fail or hang, in ``DRIVER_NOTES``.
+the state file of the stand-in for NVML; what state a process is in, and which calls fail or hang, in the folder that
+``DRIVER_NOTES`` names.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-NOTES = Path(os.environ["DRIVER_NOTES"])
 _PROCESS = re.compile(r"process (\d+) pid=(\d+) memory=(\d+)")
+
+
+def _notes() -> Path:
+    return Path(os.environ["DRIVER_NOTES"])
 
 
 @contextmanager
 def _hardware() -> Iterator[list[str]]:
     """The lines of the state file, to be changed in place by one process at a time."""
     state = Path(os.environ["NVML_STANDIN_STATE"])
-    with (NOTES / "lock").open("w") as lock:
+    with (_notes() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lines = state.read_text().splitlines()
         yield lines
@@ -86,7 +90,7 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._file = NOTES / str(pid)
+        self._file = _notes() / str(pid)
 
     @property
     def state(self) -> str:
@@ -101,7 +105,7 @@ class Process:
 
     def checkpoint(self) -> None:
         self._do("checkpoint", "locked")
-        kept = (NOTES / "keeps").exists()
+        kept = (_notes() / "keeps").exists()
         self._become("checkpointed", [] if kept else release(self.pid))
 
     def restore(self, gpu_mapping: Mapping[str, str] | None = None) -> None:
@@ -118,11 +122,11 @@ class Process:
         self._become("running", [])
 
     def _do(self, what: str, before: str) -> None:
-        with (NOTES / "calls").open("a") as file:
+        with (_notes() / "calls").open("a") as file:
             file.write(f"{what}\n")
-        if (NOTES / f"fails-{what}").exists():
+        if (_notes() / f"fails-{what}").exists():
             raise RuntimeError(f"CUDA_ERROR_NOT_SUPPORTED: {what}")
-        while (NOTES / f"hangs-{what}").exists():
+        while (_notes() / f"hangs-{what}").exists():
             time.sleep(0.01)
         assert self.state == before, (what, self.state)
 
