@@ -109,7 +109,8 @@ class Analogues:
                 distances[k] += nearer
             if infants is not None:
                 infants.follow(gaps[young] if settled else gaps, newest)
-        self._distances[:, rows] = distances
+        if not isinstance(rows, slice):  # else they were changed in place
+            self._distances[:, rows] = distances
         if infants is not None:
             self._distances[:, numbers[young]] = infants.distances
 
@@ -133,10 +134,11 @@ class Analogues:
             if best is not None and scores is not None:
                 more, distance = np.concatenate([best, more], axis=1), np.concatenate([scores, distance], axis=1)
                 kept = np.argpartition(distance, TAKE - 1, axis=1)[:, :TAKE]
-                more = np.take_along_axis(more, kept, axis=1)
-                distance = np.take_along_axis(distance, kept, axis=1)
+                kept += (np.arange(len(distance)) * distance.shape[1])[:, None]
+                more, distance = more.take(kept), distance.take(kept)
             best, scores, longer = more, distance, first
-            likeness = np.square((scores.min(axis=1, keepdims=True) + slack) / (scores + slack))
+            least = np.minimum(np.minimum(*scores[:, :2].T), np.minimum(*scores[:, 2:].T))[:, None]
+            likeness = np.square((least + slack) / (scores + slack))
             shape = (*by_gain.shape[:2], TAKE)
             self._chosen[rows, gains, j] = best.reshape(shape).swapaxes(0, 1)
             self._weights[rows, gains, j] = np.where(scores < FAR / 2, likeness, 0.0).reshape(shape).swapaxes(0, 1)
@@ -177,9 +179,10 @@ class _Young:
         """
         self.distances = distances
         lags = distances.shape[2]
-        for series, count in enumerate(counts.tolist()):
-            # Lags that are compared for the first time: from 0 on, a step at rate 1 leads to the gap itself.
-            self.distances[:, series, max(0, count - 1) : count + ticks - 1] = 0.0
+        # Lags that are compared for the first time: from 0 on, a step at rate 1 leads to the gap itself.
+        for new in range(ticks):
+            known = np.flatnonzero((counts + new > 0) & (counts + new <= lags))
+            self.distances[:, known, counts[known] + new - 1] = 0.0
         first = rates.shape[1] - lags - counts - ticks + 1
         self._rates = sliding_window_view(rates, lags + ticks - 1, axis=1)[:, first]
         self._nearer = np.empty_like(distances)

@@ -34,19 +34,17 @@ def weighted_median(values: Array, weights: Array) -> Array:
 
     Compares all pairs: for a dozen values that is several times quicker than sorting them with their weights.
     """
-    count = values.shape[-1]
-    v = [np.ascontiguousarray(values[..., i]) for i in range(count)]
-    w = [np.ascontiguousarray(weights[..., i]) for i in range(count)]
-    below = [each.copy() for each in w]
-    for i in range(count):
+    v, w = np.ascontiguousarray(np.moveaxis(values, -1, 0)), np.ascontiguousarray(np.moveaxis(weights, -1, 0))
+    below = w.copy()
+    lower, part = np.empty_like(v[0]), np.empty_like(w[0])  # as numbers: mixing types costs numpy a conversion each
+    for i in range(len(v)):
         for j in range(i):
-            lower = v[j] <= v[i]  # of equal values one gets the weight of both, which suffices
-            below[i] += w[j] * lower
-            below[j] += w[i] * ~lower
+            np.copyto(lower, v[j] <= v[i])  # of equal values one gets the weight of both, which suffices
+            below[i] += np.multiply(w[j], lower, out=part)
+            np.subtract(np.float32(1.0), lower, out=lower)
+            below[j] += np.multiply(w[i], lower, out=part)
     half = np.float32(0.5 - 1e-6) * weights.sum(axis=-1)
-    middle: Array = np.full_like(v[0], np.inf)
-    for i in range(count):
-        np.minimum(middle, v[i], out=middle, where=below[i] >= half)
+    middle: Array = np.where(below >= half, v, np.float32(np.inf)).min(axis=0)
     return middle
 
 

@@ -121,7 +121,8 @@ class Calibration:
         bins = np.clip(np.searchsorted(EDGES, error, side="right") - 1, 0, BINS - 1)
         weight = self._weight[rows, horizon] / np.float32(MEMORY)
         self._weight[rows, horizon] = weight
-        self._states[rows, horizon, said.states, bins] += weight
+        # One index is several times quicker than four. The table is contiguous: this is a view of it.
+        self._states.reshape(-1)[((rows * len(self._line[0]) + horizon) * STATES + said.states) * BINS + bins] += weight
         self._pooled[rows, horizon, bins] += weight
         heavy = rows[weight > _RESCALE_ABOVE]
         if len(heavy):
@@ -137,7 +138,8 @@ class Calibration:
 
     def quantiles(self, rows: Indexes, states: Indexes, point: Array, now: Array) -> Array:
         """Return the quantiles (n, horizons, levels) around the points (n, horizons), p10 below and the rest above."""
-        weights = self._states[rows[:, None], self._line, states]
+        places = (rows[:, None] * len(self._line[0]) + self._line) * STATES + states
+        weights = self._states.reshape(-1, BINS).take(places, axis=0)
         weights += np.float32(POOLED) * self._pooled[rows]
         doubted = np.flatnonzero(self._doubt[rows])
         if len(doubted):
@@ -150,14 +152,15 @@ class Calibration:
         sums = np.ascontiguousarray(weights.reshape(-1, BINS).T)
         for i in range(1, BINS):
             sums[i] += sums[i - 1]
-        each = np.arange(sums.shape[1])
+        each, flat = np.arange(sums.shape[1]), sums.reshape(-1)
         offsets = np.empty((len(_TAUS), sums.shape[1]), dtype=np.float32)
         for i, tau in enumerate(_TAUS):
             wanted = tau * sums[-1]
             index = np.minimum((sums < wanted).view(np.int8).sum(axis=0, dtype=np.int8).astype(np.intp), BINS - 1)
-            below = np.where(index > 0, sums[index - 1, each], 0.0)
-            part = (wanted - below) / np.maximum(sums[index, each] - below, 1e-12)
-            offset = EDGES[index] + np.minimum(part, 1.0) * _WIDTHS[index]
+            place = index * len(each) + each
+            below = np.where(index > 0, flat.take(place - len(each), mode="wrap"), 0.0)
+            part = (wanted - below) / np.maximum(flat.take(place) - below, 1e-12)
+            offset = EDGES.take(index) + np.minimum(part, 1.0) * _WIDTHS.take(index)
             offsets[i] = np.where(index == _ZERO_BIN, _SAME if tau > 0.5 else -_SAME, offset)
         around = offsets.T.reshape(*point.shape, len(_TAUS)) + self._correction[rows]
         around = np.where(_UPPER, np.maximum(around, 0.0), np.minimum(around, 0.0))

@@ -245,23 +245,24 @@ class SeriesMixture:
         if outside is not None:
             parts.append(outside.astype(np.float32))
         predictions = np.concatenate(parts, axis=2) if len(parts) > 1 else simple
-        mean, median = self._hedge.mix(where, predictions)
+        heard = self._hedge.heard(where, predictions)
+        mean, median = heard.mean(), heard.median()
         gated = np.clip(self._gate.point(where, truth, mean, median), 0.0, self.settings.most)
         candidates = self._candidates(predictions, gated, median)
         wanted = np.clip(self._choice.point(where, candidates), 0.0, self.settings.most)
         resolution = np.float32(self.settings.resolution) / self._sizes[where]
         self._restraint.watch(where, truth, resolution)
         point = self._restraint.point(where, truth, resolution, wanted)
-        states = self._calibration.states(truth, self._hedge.spread(where, predictions, point))
+        states = self._calibration.states(truth, heard.spread(point))
         around = self._around(rows, states, point, truth)
         for j, ahead in enumerate(self.settings.horizons):
-            said = self._said[j]
-            slots = counts % ahead
-            others = (truth, mean[:, j], median[:, j], gated[:, j], point[:, j], states[:, j])
-            parts = [predictions[:, j], np.stack(others, axis=1, dtype=np.float32), around[:, j]]
-            if outside is None and self._outside:
-                parts.insert(1, np.full((len(rows), self._outside), np.nan, dtype=np.float32))
-            said[rows, slots] = np.concatenate(parts, axis=1)
+            said = np.full((len(rows), self._said[j].shape[2]), np.nan, dtype=np.float32)  # NaN: nothing from outside
+            said[:, : predictions.shape[2]] = predictions[:, j]
+            for i, note in enumerate((truth, mean[:, j], median[:, j], gated[:, j], point[:, j])):
+                said[:, self.width + i] = note
+            said[:, self.width + _NOTES - 1] = states[:, j]
+            said[:, self.width + _NOTES :] = around[:, j]
+            self._said[j][rows, counts % ahead] = said
         self._write(where, point, around)
         self._counts[where] += 1
         self._since[where] += 1

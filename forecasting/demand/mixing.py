@@ -5,6 +5,8 @@ Both learn from losses that arrive when the forecast moment comes, so nothing he
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from cotenant.forecasting.demand.arrays import Array, Rows, grown, weighted_median
@@ -18,6 +20,28 @@ COUNTS = 0.03  # an expert with less weight says nothing about how uncertain the
 
 GATE_MEMORY = 0.98
 GATE_CLIP = 1.0  # errors beyond so many usual ones count less (Huber 1964)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What those experts said that said something, and their weights, summing to one: (n, horizons, experts)."""
+
+    weights: Array
+    said: Array
+
+    def mean(self) -> Array:
+        """Return the weighted mean, shape (n, horizons)."""
+        mean: Array = (self.weights * self.said).sum(axis=2)
+        return mean
+
+    def median(self) -> Array:
+        """Return the weighted median, shape (n, horizons)."""
+        return weighted_median(self.said, self.weights)
+
+    def spread(self, point: Array) -> Array:
+        """Return how far the experts that count are from the point forecast at most, shape (n, horizons)."""
+        away: Array = np.where(self.weights > COUNTS, np.abs(self.said - point[:, :, None]), 0.0).max(axis=2)
+        return away
 
 
 class Hedge:
@@ -62,36 +86,25 @@ class Hedge:
         weights = before * np.exp(-ETA * np.minimum(losses / usual[:, None], LOSS_CAP))
         absent = np.isnan(losses)
         kept = np.where(absent, before, 0.0).sum(axis=1, keepdims=True)
-        weights[absent] = 0.0
+        np.copyto(weights, 0.0, where=absent)
         weights *= (1.0 - FIXED_SHARE) * (1.0 - kept) / weights.sum(axis=1, keepdims=True)
         weights += np.where(absent, (1.0 - FIXED_SHARE) * before, 0.0)
         self._weights[rows, horizon] = weights + FIXED_SHARE * self._prior[horizon]
 
-    def mix(self, rows: Rows, predictions: Array) -> tuple[Array, Array]:
-        """Return weighted mean and weighted median, each (n, horizons), of predictions (n, horizons, experts).
+    def heard(self, rows: Rows, predictions: Array) -> Heard:
+        """Return what was said with what it weighs, of predictions (n, horizons, experts).
 
         NaN is the prediction of an absent expert; when all of them are absent their columns may be left out.
         """
-        weights, heard = self._heard(rows, predictions)
-        return (weights * heard).sum(axis=2), weighted_median(heard, weights)
-
-    def spread(self, rows: Rows, predictions: Array, point: Array) -> Array:
-        """Return how far the experts that count are from the point forecast at most, shape (n, horizons)."""
-        weights, heard = self._heard(rows, predictions)
-        away: Array = np.where(weights > COUNTS, np.abs(heard - point[:, :, None]), 0.0).max(axis=2)
-        return away
-
-    def _heard(self, rows: Rows, predictions: Array) -> tuple[Array, Array]:
-        """Return the weights of those that said something, summing to one, and what they said."""
         said = predictions.shape[2]
         weights = self._weights[rows]
         absent = np.isnan(predictions[:, :, self._always :])
         if said == weights.shape[2] and not absent.any():
-            return weights, predictions
+            return Heard(weights, predictions)
         weights = weights[:, :, :said].copy()
         weights[:, :, self._always :][absent] = 0.0
         weights /= weights.sum(axis=2, keepdims=True)
-        return weights, np.nan_to_num(predictions) if said > self._always else predictions
+        return Heard(weights, np.nan_to_num(predictions) if said > self._always else predictions)
 
 
 class Gate:

@@ -79,11 +79,10 @@ class Streams:
         usable, columns = _usable(table)
         kept = np.flatnonzero(usable)
         measured = signatures if len(kept) == len(signatures) else [signatures[i] for i in kept.tolist()]
-        found = map(self._slots.get, map(_KEY, measured))
-        slots = np.array(
-            [self._begin(each) if slot is None else slot for each, slot in zip(measured, found, strict=True)],
-            dtype=np.intp,
-        )
+        found = list(map(self._slots.get, map(_KEY, measured)))
+        if None in found:
+            found = [self._begin(each) if slot is None else slot for each, slot in zip(measured, found, strict=True)]
+        slots = np.array(found, dtype=np.intp)
         while len(kept):
             distinct, first = np.unique(slots, return_index=True)
             yield from self._round(distinct, columns[:, kept[first]])

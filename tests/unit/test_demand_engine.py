@@ -65,13 +65,14 @@ def test_hedge_moves_weight_to_the_expert_that_errs_less_and_back() -> None:
     predictions = np.array([[[0.0, 0.5, 1.0]]], dtype=np.float32)
     for _ in range(30):
         hedge.learn(ONE, 0, np.abs(predictions[:, 0] - 1.0))
-    assert hedge.mix(ONE, predictions)[0] == pytest.approx(1.0, abs=0.05)
+    assert hedge.heard(ONE, predictions).mean() == pytest.approx(1.0, abs=0.05)
     for _ in range(30):
         hedge.learn(ONE, 0, np.abs(predictions[:, 0] - 0.5))
-    mean, median = hedge.mix(ONE, predictions)
+    heard = hedge.heard(ONE, predictions)
+    mean, median = heard.mean(), heard.median()
     assert (mean[0, 0], median[0, 0]) == (pytest.approx(0.5, abs=0.05), 0.5)
     hedge.clear(0)
-    assert hedge.mix(ONE, predictions)[0] == pytest.approx(0.5 * 0.0 + 0.25 * 0.5 + 0.25 * 1.0)
+    assert hedge.heard(ONE, predictions).mean() == pytest.approx(0.5 * 0.0 + 0.25 * 0.5 + 0.25 * 1.0)
 
 
 @pytest.mark.parametrize(("worth", "wanted"), [(1.0, 1.0), (0.0, 0.0), (0.5, 0.5)])
