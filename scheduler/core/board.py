@@ -9,13 +9,15 @@ import numpy as np
 
 from cotenant.configs.settings import RebalanceSettings, Settings
 from cotenant.forecasting.types import InterferencePredictor
+from cotenant.placement.constraints import MOST_PREDICTED
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Flags, Integers, Part
 from cotenant.placement.moving import Pace, paces
 from cotenant.placement.objective import slowness
 from cotenant.placement.processors import keep_for
 from cotenant.placement.statement import Statement
-from cotenant.placement.types import FitError, GpuView, NoFit, Placement
+from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request
+from cotenant.scheduler.core.attempts import Attempt
 from cotenant.scheduler.core.deadlines import attained_s, likely_left_s
 from cotenant.scheduler.core.freezable import places_of, reach
 from cotenant.scheduler.core.interruptions import tell
@@ -214,6 +216,30 @@ class Board:
         """Undo everything since a checkpoint of the statement, the placement of this job included."""
         self.statement.rollback(mark)
         self._places.pop(job_id, None)
+
+    def attempt(self, request: Request, job: Job, places: Integers, leaving: Iterable[str]) -> Attempt | None:
+        """Return all that decides whether the job finds a place on few GPUs once enough of others have left.
+
+        Args:
+            request: What the job asks.
+            job: The job.
+            places: Positions of the GPUs.
+            leaving: Ids of those who could leave, in order.
+
+        Returns:
+            None when it rests on more: on processors that jobs on other GPUs hold, or on which GPUs are looked at.
+        """
+        if request.cpus or len(places) > MOST_PREDICTED:
+            return None
+        return Attempt(
+            request=replace(request, job_id=""),
+            places=tuple(places.tolist()),
+            views=tuple(map(self.statement.fleet.views.__getitem__, places.tolist())),
+            open_places=tuple(self.open_to(job, places).tolist()),
+            leaving=tuple(leaving),
+            predictor=self._predictor,
+            packing=self._packing,
+        )
 
     # -- deciding ---------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from cotenant.configs.settings import PlacementSettings
 from cotenant.placement.fleet import Flags, Fleet, Floats, Integers
 from cotenant.placement.shares import FLOOR, TOLERANCE, thousandths
 from cotenant.placement.types import FitError, NoFit, Request
+from cotenant.scheduler.core.attempts import Attempts
 from cotenant.scheduler.core.columns import Columns
 from cotenant.scheduler.core.deadlines import left_of
 from cotenant.scheduler.core.model import Job
@@ -71,9 +72,11 @@ class Line:
 
     Attributes:
         asks: By number; None where there is none.
+        attempts: Attempts to have others make room for one of them that failed.
     """
 
     def __init__(self) -> None:
+        self.attempts = Attempts()
         self.asks: list[Ask | None] = []
         self._by_key: dict[Key, Ask] = {}
         self._free: list[int] = []

@@ -90,9 +90,15 @@ def _make_room_for(board: Board, job: Job, movers: _Movers) -> None:
     may = (movers.value * board.rules.priority_factor <= worth) | _have_much_more_left(movers, job)
     found = (movers.valued[place] for place in np.flatnonzero(may).tolist())
     victims = [each for each in found if each[1].spec.job_id not in board.taken]
+    request, attempts = board.state.request_of(job), board.state.line.attempts
     for places, group in _groups(board, job, victims):
+        attempt = board.attempt(request, job, places, (other.spec.job_id for _, other in group))
+        if attempt is not None and attempts.failed(attempt):
+            continue
         leaving = _place_without(board, job, places, group)
         if leaving is None:
+            if attempt is not None:
+                attempts.note_failed(attempt)
             continue
         for value, other in leaving:
             kind: InterruptionKind = "priority" if value * board.rules.priority_factor <= worth else "shorter"
