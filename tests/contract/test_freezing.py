@@ -21,6 +21,7 @@ from nvml_standin.inprocess import loaded
 from support import wait_until
 
 from cotenant.actors import freezing, hostmemory, jobfiles, runner
+from cotenant.actors.enforcement.host import RECORD
 from cotenant.actors.enforcement.pausing import CheckpointPause
 from cotenant.actors.host_agent import HostAgent
 from cotenant.actors.jobfiles import Freeze
@@ -498,6 +499,7 @@ def test_another_agent_finishes_a_thaw_that_was_cut_short(host, reached):
     assert host.driver.on(1) == {pid}
     assert host.item() == ("running", 1, False)
     assert host.agent._launcher.shares("job") == (Share("GPU-b", GIB, 0.3),)
+    assert (runner.read_json(str(host.job_dir / RECORD)) or {})["gpu_ids"] == ["GPU-b"]
     host.counts()
 
 

@@ -433,3 +433,30 @@ def test_an_error_of_a_program_drains_nothing(host: NvmlHost) -> None:
     backend = host.start("gpu 0 uuid=GPU-0", "xid 0 13")
     sample = until(backend, lambda sample: sample.devices[0].note != "", "the error to be noted")
     assert (sample.devices[0].note, sample.devices[0].lost) == ("XID 13", False)
+
+
+def test_which_processes_have_memory_on_which_gpus(host: NvmlHost) -> None:
+    clock = Clock()
+    held = ("process 0 pid=PID0 memory=100", "process 1 pid=PID0 memory=20", "process 1 pid=PID1 memory=3")
+    backend = host.start(*FOUR, *held, clock=clock)
+    one, two = host.pids
+    until(backend, all_read, "all GPUs are read", clock)
+
+    def told(gpu_ids: tuple[str, ...], *pids: int) -> object:
+        found = backend.contexts(gpu_ids, pids)
+        return None if found is None else dict(found.memory)
+
+    assert told(("GPU-0", "GPU-1"), one, two) == {one: 120, two: 3}
+    assert told(("GPU-1",), two) == {two: 3}
+    assert told(("GPU-2",), one, two) == {}
+    assert told(("GPU-0", "GPU-9"), one) is None, "it has no such GPU"
+    before = clock.now_s
+    unknown = f"process 1 pid=PID1 memory={(1 << 64) - 1}"
+    host.show(*FOUR[:1], FOUR[1].replace("used=", "used=1"), *FOUR[2:], held[0], unknown)
+    until(backend, lambda _: told(("GPU-1",), one, two) == {two: None}, "what is in use has changed", clock)
+    found = backend.contexts(("GPU-1",), (two,))
+    assert found is not None
+    assert before <= found.listed_s <= found.read_s <= clock.now_s
+    host.show(*FOUR, "fault * 15 1")
+    until(backend, lambda _: told(("GPU-0", "GPU-1"), one) is None, "one of them is lost", clock)
+    assert told(("GPU-0",), one) is not None
