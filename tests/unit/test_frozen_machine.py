@@ -119,4 +119,4 @@ class Freezing(Cluster):
 
 
 TestFreezing = Freezing.TestCase
-TestFreezing.settings = hypothesis_settings(max_examples=60, stateful_step_count=50)
+TestFreezing.settings = hypothesis_settings(max_examples=40, stateful_step_count=40)
