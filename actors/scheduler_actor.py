@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import threading
@@ -100,6 +101,7 @@ class Scheduler:
         if hosts:  # whether they still exist shows when they report; until then nothing is placed there
             self._take_in([HostUnreachable(host_id, "not heard of since the restart") for host_id in hosts])
         self._follow_models(self._take_in)
+        gc.freeze()  # what was restored stays: with 100,000 jobs looking through it for garbage stops all else
         start_vital_thread("commit", self._commit_loop)
         start_vital_thread("watch", self._watch_loop)
 

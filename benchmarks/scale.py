@@ -179,7 +179,7 @@ def measure(gpus: int, single: int, lots: int) -> Measured:
     for _ in range(5):
         cluster.handle([*cluster.endings(LOT), *cluster.submissions(LOT)])
     gc.collect()
-    gc.freeze()  # as a server does once it is up: the collector need not look at what stays
+    gc.freeze()  # as the scheduler does with what it has restored: the collector need not look at what stays
     decisions: list[float] = []
     for _ in range(single):
         decisions.append(cluster.handle(cluster.endings(1)))

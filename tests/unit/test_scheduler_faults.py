@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -470,3 +471,12 @@ def test_a_report_names_its_number() -> None:
     first, second = FakeHost().message(), FakeHost().message()
     assert isinstance(first, HostReport)
     assert first.number < second.number
+
+
+def test_what_a_scheduler_restores_is_not_looked_through_for_garbage(bench: Bench) -> None:
+    gc.unfreeze()
+    try:
+        bench.begin()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
