@@ -19,7 +19,7 @@ from scheduling import Driver
 from support import started_by, wait_until
 
 from cotenant.actors import runner
-from cotenant.actors.enforcement import mps, power
+from cotenant.actors.enforcement import mps, mpscontrol, power
 from cotenant.actors.host_agent import HostAgent
 from cotenant.configs.settings import DeviceSettings, EnforcementSettings, Settings
 from cotenant.placement.types import Share
@@ -216,6 +216,8 @@ def test_a_job_outlasts_a_daemon_that_never_starts_and_then_runs_without(host, m
     monkeypatch.setattr(mps, "START_S", 0.3)
     monkeypatch.setattr(mps, "BACKOFF_S", 1.0)
     host.fake.say(gpu="GPU-a", how=how)
+    starts, start = [], mpscontrol.start_daemon
+    monkeypatch.setattr(mpscontrol, "start_daemon", lambda *told: (starts.append(told[1]), start(*told)))
     gpu = Gpu("GPU-a", "h1", "H100", 0, 16 * GIB)
     driver = Driver(CoreHost("h1", "h1.example", (gpu,), joined_at=0.0))
     host.agent._enforcement._services["GPU-a"]._clock = lambda: driver.now
@@ -231,7 +233,7 @@ def test_a_job_outlasts_a_daemon_that_never_starts_and_then_runs_without(host, m
         driver.do(host.told("job")[-1], after_s=0.0)
     assert (driver.state("job"), driver.job("job").restarts) == ("RUNNING", 0), driver.job("job").reason
     assert tries == mps.MOST_FAILURES + 1, "every try is one of the daemon's too"
-    assert host.fake.asked.count("-d GPU-a") == mps.MOST_FAILURES
+    assert starts == ["GPU-a"] * mps.MOST_FAILURES
     assert "no MPS: its daemon failed 5 times in a row" in host.agent._launcher.guarantees("job")
     host.fake.say(gpu="GPU-a", how="")
 
