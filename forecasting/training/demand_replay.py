@@ -78,6 +78,8 @@ def replay(
         said = mixture.step(rows, (values[rows, tick] / now).astype(np.float32), outside=told)
         points[rows, tick] = said * now[:, None]
         p95[rows, tick] = mixture.quantiles(rows)[:, :, _P95] * now[:, None]
+        if settings.steps:  # as live, once more in full precision: what is held, rounded, may be less than it
+            p95[rows, tick] = np.maximum(p95[rows, tick], values[rows, tick][:, None])
     place = {i: row for row, i in enumerate(order)}
     return [Replayed(points[place[i], : len(each)], p95[place[i], : len(each)]) for i, each in enumerate(series)]
 

@@ -12,6 +12,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from cotenant.forecasting.demand.arrays import FAR
 from cotenant.forecasting.demand.engine import Expert, MixtureSettings, Moment, SeriesMixture
 from cotenant.forecasting.demand.features import FEATURES_VERSION, features
+from cotenant.forecasting.demand.mixture import MEMORY_SCALES
 from cotenant.forecasting.demand.nets import INPUT_LIMIT, GruExpert, TcnExpert
 from cotenant.forecasting.demand.trees import TreesExpert
 from cotenant.forecasting.training.demand_artefact import BrokenArtefact, DemandArtefact, load_artefact, save_artefact
@@ -191,6 +192,15 @@ def test_options_that_make_no_sense_are_refused(wrong: dict[str, float], message
 def test_unknown_kinds_are_refused() -> None:
     with pytest.raises(ValueError, match="kinds: 'lstm' is not accepted; give some of gru, tcn, trees"):
         train_demand([sawtooth(100, 9, 0)], SETTINGS, ("lstm",), FEW)  # type: ignore[arg-type]
+
+
+def test_in_a_replay_memory_that_stays_is_never_above_its_high_quantile() -> None:
+    """Single precision rounds what is held to less than it in half of the cases; live forecasts are never below it."""
+    rng = np.random.default_rng(0)
+    held = [np.repeat([first, later], 15) for first, later in rng.uniform(20.0, 60.0, (20, 2))]
+    units = [memory_units(values, 1.0 / 16.0) for values in held]
+    for said, values in zip(replay(held, MEMORY_SCALES[0][1], units=units), held, strict=True):
+        assert (said.p95 >= values[:, None]).all()
 
 
 def test_a_replay_with_what_hosts_foresaw_is_judged_live() -> None:
