@@ -11,6 +11,9 @@ from dataclasses import replace
 from cotenant.scheduler.core.events import FreezeFailed, JobExited, JobFrozen, JobMissing
 from cotenant.scheduler.core.freezable import can_freeze, can_thaw
 from cotenant.scheduler.core.model import Ending, Host, Interruption, Job, JobState
+from cotenant.scheduler.core.outgrown import ended_well
+from cotenant.scheduler.core.state import State
+from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn, unfrozen
 
 FREEZE_TIMEOUT_S = 600.0  # hosts give up before: beyond that a driver hangs, and with it the processes
@@ -34,14 +37,30 @@ def job_frozen(turn: Turn, event: JobFrozen) -> None:
 
 
 def freeze_failed(turn: Turn, event: FreezeFailed) -> None:
-    """It goes on where it is, and is not frozen again; what is to end anyway does."""
+    """It goes on where it is, and is not frozen again; what is to end anyway does, and what has lost its GPU has to."""
     job = _meant(turn, event)
     if job is None:
         return
-    if job.freezing:
-        turn.go_on(job, event.reason)
-    else:
+    if not job.freezing or job.ending is None:
         turn.state.ignore("freezing of a job that is to end")
+    elif lost := _lost_place(turn.state, job):
+        why = f"it could not be frozen ({event.reason}), and {lost}"
+        turn.stop_anyway(replace(job, unfreezable=why), unfrozen(job.ending, why))
+    else:
+        turn.go_on(job, event.reason)
+
+
+def _lost_place(state: State, job: Job) -> str:
+    """Say why the job cannot stay on its GPUs, as things are since it was to leave them; empty when it can."""
+    for share in job.lease.shares if job.lease else ():
+        gpu = state.gpus.get(share.gpu_id)
+        if gpu is None or gpu.host_id not in job.hosts:
+            return f"GPU {share.gpu_id} is gone"
+        if gpu.fault:
+            return f"GPU {share.gpu_id}: {gpu.fault}"
+        if sum(resident.share.memory_bytes for resident in state.view(share.gpu_id).residents) > gpu.memory_bytes:
+            return f"GPU {share.gpu_id} has less memory"
+    return ""
 
 
 def _meant(turn: Turn, event: JobFrozen | FreezeFailed) -> Job | None:
@@ -54,10 +73,19 @@ def _meant(turn: Turn, event: JobFrozen | FreezeFailed) -> Job | None:
 
 
 def lost_while_frozen(turn: Turn, event: JobExited | JobMissing) -> bool:
-    """Whether these are processes that were frozen, and waited: then the job starts over, once it may."""
+    """Whether these are processes that were frozen, and waited: then the job starts over, once it may.
+
+    One that had done its work when it was frozen has ended.
+    """
     job = turn.state.jobs.get(event.job_id)
     if job is None or job.lease is not None or job.frozen is None or job.epoch != event.epoch:
         return False
+    if isinstance(event, JobExited) and event.exit_code == 0 and not event.stopped:
+        done = advance(job, JobState.SUCCEEDED, turn.now, event.reason or "exit code 0")
+        turn.state.put(replace(done, frozen=None, exit_code=0))
+        ended_well(turn.state, job)
+        turn.dirty = True
+        return True
     said = event.reason if isinstance(event, JobExited) else "they are not there any more"
     lose(turn, job, job.frozen.ends or f"its frozen processes have ended: {said or 'nobody knows why'}")
     return True

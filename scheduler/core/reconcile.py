@@ -97,10 +97,11 @@ def _known(state: State, host_id: str, job: Job, item: InventoryItem) -> Iterato
             yield stop_command(job, host_id, reason, state.settings)
         return
     old = item.revision < job.granted_revision
-    if job.frozen is not None and (old or item.frozen):
-        if old:  # else it is about to go on
-            yield from start_commands(state, job, "the agent has not let it go on yet")
+    if old and (item.frozen or job.frozen is not None):  # that it has started may be of before it was frozen
+        yield from start_commands(state, job, "the agent has not let it go on yet")
         return
+    if item.frozen and job.frozen is not None:
+        return  # it is about to go on
     if item.frozen:
         yield JobFrozen(host_id, job_id, job.epoch, item.revision, 0)
         return

@@ -234,6 +234,8 @@ def _held(job: Job) -> int | None:
 def _memory(job: Job) -> int | None:
     """Return the memory to reserve per GPU; None = as forecast."""
     held = _held(job)
+    if job.frozen is not None and held is not None:
+        return held  # it goes on as it was: its host may have no GPU with more
     if held is not None:
         return max(held, job.memory_hint_corrected or 0)
     corrected, wanted, limit = job.memory_hint_corrected, job.wanted.memory_bytes, job.limits.memory_bytes

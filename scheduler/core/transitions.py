@@ -21,6 +21,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
         {
             JobState.STARTING,  # placed: the job holds a lease
             JobState.SUSPENDED,  # held back while it waits
+            JobState.SUCCEEDED,  # it was done when it was frozen
             JobState.FAILED,  # no device could ever take it
             JobState.CANCELLED,  # stopped while waiting
         }
@@ -46,6 +47,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
         {
             JobState.QUEUED,  # resumed: it waits for a place
             JobState.PENDING,  # resumed before any GPU host is known
+            JobState.SUCCEEDED,  # it was done when it was frozen
             JobState.CANCELLED,  # stopped while suspended: it holds nothing
         }
     ),

@@ -375,7 +375,7 @@ def start_commands(state: State, job: Job, reason: str) -> list[StartJob]:
             state.shares_on(job, host_id),
             reason,
             planned,
-            thaws=job.frozen is not None,
+            thaws=job.granted_revision > 0,  # as it is only where processes go on in their epoch
         )
         for host_id in job.hosts
     ]

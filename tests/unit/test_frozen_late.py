@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from frozen_jobs import FROZEN, SUSPEND, cluster, frozen, inventory, running, thawing
-from scheduling import host, on
+from frozen_jobs import FROZEN, SUSPEND, cluster, explained, frozen, inventory, running, thawing, whole
+from scheduling import GIB, host, on
 
 from cotenant.scheduler.core.commands import StartJob, StopJob
 from cotenant.scheduler.core.events import (
     Event,
     FreezeFailed,
     HostJoined,
+    JobExited,
     JobMissing,
     JobStarted,
+    ResumeRequested,
 )
 from cotenant.scheduler.core.reconcile import InventoryItem
 from cotenant.scheduler.core.state import State
@@ -78,6 +80,31 @@ class TestLateAndTwice:
         assert isinstance(stop, StopJob)
         assert stop.freezes
 
+    @pytest.mark.parametrize("change", [{"fault": "lost"}, {"memory_bytes": GIB}, None])
+    def test_what_cannot_be_frozen_does_not_go_on_on_a_gpu_that_has_failed_meanwhile(self, change: object):
+        driver = running()
+        driver.do(SUSPEND)
+        (gpu,) = host("h1", checkpoints=True).gpus
+        gpus = () if change is None else (replace(gpu, **change),)  # type: ignore[arg-type]
+        driver.do(HostJoined(replace(host("h1"), gpus=gpus)))
+        (stop,) = driver.do(FreezeFailed("h1", "a", 1, 0, "busy"))
+        assert isinstance(stop, StopJob)
+        assert not stop.freezes
+        driver.do(JobExited("a", 1, "h1", -9, stopped=True))
+        assert (driver.state("a"), driver.job("a").frozen) == ("SUSPENDED", None)
+        assert "it could not be frozen (busy), and GPU h1-0" in explained(driver)
+
+    @pytest.mark.parametrize("resumed", [False, True])
+    def test_one_that_was_done_when_it_was_frozen_is_done_and_does_not_run_again(self, resumed: bool):
+        driver = frozen()
+        if resumed:
+            driver.run(whole("b", checkpoint="none"))
+            driver.do(ResumeRequested("a", "asked"))
+            assert driver.state("a") == "QUEUED"
+        driver.do(JobExited("a", 1, "h1", 0))
+        job = driver.job("a")
+        assert (job.state, job.exit_code, job.frozen) == ("SUCCEEDED", 0, None)
+
 
 class TestReconciling:
     def test_what_is_frozen_as_expected_is_left_alone(self):
@@ -123,6 +150,17 @@ class TestReconciling:
         assert isinstance(absent, StartJob)
         assert absent.thaws
 
+    def test_a_thaw_is_repeated_although_an_old_start_was_told_once_more(self):
+        """Its answer was lost, and the events of that report have come again after the job was frozen."""
+        driver = thawing()
+        (first,) = driver.commands
+        driver.do(JobStarted("a", 1, "h1"))
+        assert driver.state("a") == "RUNNING"
+        events, (again,) = inventory(driver, InventoryItem("a", 1, 0, "running", frozen=True))
+        assert events == []
+        assert isinstance(again, StartJob)
+        assert replace(again, reason="") == replace(first, reason="")
+
     def test_what_is_frozen_although_it_should_run_is_noted(self):
         driver = running()
         (event,), commands = inventory(driver, InventoryItem("a", 1, 0, "running", frozen=True))
@@ -130,6 +168,14 @@ class TestReconciling:
         (start,) = driver.do(event)
         assert isinstance(start, StartJob)
         assert start.thaws
+
+
+def test_what_its_program_was_found_to_need_elsewhere_does_not_keep_it_from_going_on():
+    driver = frozen()
+    driver.core.state.put(replace(driver.job("a"), memory_hint_corrected=20 * GIB))
+    (start,) = driver.do(ResumeRequested("a", "asked"))
+    assert isinstance(start, StartJob)
+    assert start.shares[0].memory_bytes == 8 * GIB
 
 
 def test_a_state_read_back_decides_the_same():
