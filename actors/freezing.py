@@ -110,7 +110,8 @@ class Freezing:
                     case "freezing":
                         self._begin(self._undo, job, "the host agent ended meanwhile")
                     case "thawing":
-                        self._go_on(job)
+                        with suppress(OSError):  # frozen until the command is repeated
+                            self._go_on(job)
                     case "frozen" | "failed" if job.stop is None:
                         self._tell_state(job)
 
@@ -157,6 +158,7 @@ class Freezing:
 
         Raises:
             StaleCommand: ``revision`` is not newer than what is frozen.
+            OSError: It cannot be written down: the job stays frozen, and can go on once the command is repeated.
         """
         with self._lock:
             job = self._jobs.get((job_id, epoch))
@@ -169,7 +171,7 @@ class Freezing:
                 self._thaw_running(job, revision, shares)
             elif job.freeze.phase == "freezing" and revision > job.freeze.revision:
                 job.thaw = revision, tuple(shares)
-            elif job.freeze.phase == "frozen" and revision > job.revision:
+            elif job.freeze.phase == "frozen" and revision > job.freeze.revision:
                 self._thaw(job, revision, shares)
             elif revision != job.revision:
                 raise StaleCommand(f"{job_id}: thaw of revision {revision}, but it is {job.freeze.phase}")
@@ -317,7 +319,8 @@ class Freezing:
                 if thaw is None:
                     self._tell_state(job)
                 else:
-                    self._thaw(job, *thaw)
+                    with suppress(OSError):  # the command is repeated
+                        self._thaw(job, *thaw)
                 return
         self._undo(job, "it is to end")
 
@@ -358,16 +361,16 @@ class Freezing:
     # -- thawing ----------------------------------------------------------------------------------------------------
 
     def _thaw(self, job: JobRecord, revision: int, shares: Sequence[Share]) -> None:
-        """Begin to let a frozen job go on; with the lock held."""
+        """Begin to let a frozen job go on, which stays as it is when that raises OSError; with the lock held."""
         assert job.freeze is not None
         try:
             ordered = _in_order(shares, job.freeze.gpu_ids)
-            target = revision, [(share.gpu_id, share.memory_bytes, share.compute) for share in ordered]
-            self._note(job, job.freeze._replace(phase="thawing", target=target))
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             self._break(job, f"it cannot go on with its new shares: {error}")
-        else:
-            self._go_on(job)
+            return
+        target = revision, [(share.gpu_id, share.memory_bytes, share.compute) for share in ordered]
+        self._note(job, job.freeze._replace(phase="thawing", target=target))
+        self._go_on(job)
 
     def _go_on(self, job: JobRecord) -> None:
         """Put the shares in force and let the processes go on; with the lock held."""
@@ -378,7 +381,10 @@ class Freezing:
             shares = tuple(Share(*each) for each in target)
             mapping = _mapping(job.freeze.gpu_ids, [share.gpu_id for share in shares], self._gpu_ids())
             self._put_in_force(job, revision, shares)
-        except (OSError, ValueError, KeyError, StaleCommand) as error:
+        except OSError:
+            job.freeze = job.freeze._replace(phase="frozen", target=None)
+            raise
+        except (ValueError, KeyError, StaleCommand) as error:
             self._break(job, f"it cannot go on with its new shares: {error}")
         else:
             self._begin(self._let_go, job, mapping)
@@ -477,14 +483,14 @@ def _mapping(old: Sequence[str], new: Sequence[str], host: Collection[str]) -> d
     the driver wants it.
 
     Raises:
-        ValueError: A GPU that the host does not have.
+        ValueError: A new GPU that the host does not have. An old one may be managed no more, and is still there.
     """
     if list(old) == list(new):
         return {}
-    unknown = {*old, *new} - set(host)
+    unknown = set(new) - set(host)
     if unknown:
         raise ValueError(f"shares: GPUs {sorted(unknown)} are not on this host")
     mapping = dict(zip(old, new, strict=True))
-    free = [gpu_id for gpu_id in host if gpu_id not in new and gpu_id in old]
+    free = [gpu_id for gpu_id in old if gpu_id not in new]
     rest = {gpu_id: gpu_id for gpu_id in host if gpu_id not in old and gpu_id not in new}
     return mapping | rest | dict(zip((gpu_id for gpu_id in new if gpu_id not in old), free, strict=True))

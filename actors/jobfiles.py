@@ -66,9 +66,20 @@ class Freeze(NamedTuple):
 
 
 def read_freeze(job_dir: Path) -> Freeze | None:
-    """Return what there is of freezing the job; None when its processes run as any."""
+    """Return what there is of freezing the job; None when its processes run as any.
+
+    Raises:
+        OSError, ValueError, TypeError: It cannot be read, or is damaged.
+    """
     content = runner.read_json(str(job_dir / FREEZE))
-    return None if content is None else Freeze(**content)
+    if content is None:
+        return None
+    said = Freeze(**content)
+    target = said.target and (int(said.target[0]), [(str(g), int(m), float(c)) for g, m, c in said.target[1]])
+    if said.phase not in ("freezing", "frozen", "thawing", "failed") or (said.phase == "thawing" and not target):
+        raise ValueError(f"{FREEZE}: phase {said.phase!r} with target {target} is not accepted")
+    pids = [(int(pid), int(ticks)) for pid, ticks in said.pids]
+    return said._replace(gpu_ids=list(map(str, said.gpu_ids)), revision=int(said.revision), pids=pids, target=target)
 
 
 def write_freeze(job_dir: Path, freeze: Freeze | None) -> None:

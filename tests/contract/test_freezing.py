@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -377,12 +378,68 @@ def test_another_agent_finishes_a_thaw_that_was_cut_short(host, reached):
     host.counts()
 
 
-def test_a_record_of_a_freeze_that_cannot_be_read_ends_the_job(host):
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"phase": ',
+        "[]",
+        '{"phase": "moving", "revision": 0, "gpu_ids": ["GPU-a"]}',
+        '{"phase": "thawing", "revision": 0, "gpu_ids": ["GPU-a"]}',
+        '{"phase": "frozen", "revision": 0, "gpu_ids": null}',
+        '{"phase": "frozen", "revision": 0, "gpu_ids": ["GPU-a"], "pids": [[1]]}',
+    ],
+)
+def test_a_record_of_a_freeze_that_cannot_be_read_ends_the_job(host, record):
     host.start()
     host.frozen()
-    (host.job_dir / jobfiles.FREEZE).write_text('{"phase": ')
+    (host.job_dir / jobfiles.FREEZE).write_text(record)
     host.restart()
     assert host.ended().lost
+
+
+@pytest.mark.parametrize("file", [jobfiles.FREEZE, runner.LAUNCH])
+def test_what_cannot_be_written_down_stays_frozen_until_the_thaw_is_repeated(host, file, monkeypatch):
+    host.start()
+    host.frozen()
+    with monkeypatch.context() as patch:
+        write = runner.write_json
+
+        def full(path: str, value: dict[str, Any]) -> None:
+            if path.endswith(file):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(path, value)
+
+        patch.setattr(runner, "write_json", full)
+        thaw = StartJob("h1", host.spec, 1, 1, (Share("GPU-b", 2 * GIB, 0.4),), "", thaws=True)
+        assert host.agent.apply([thaw]) == ["[Errno 28] No space left on device"]
+        host.restart()
+        assert (host.states(), host.item()) == ({"T"}, ("running", 0, True))
+    host.thaw("GPU-b")
+    host.until(lambda: host.last() == "job_started", "it is thawed")
+    assert (host.driver.on(1), host.item()) == ({host.pid}, ("running", 1, False))
+    host.counts()
+
+
+def test_a_thaw_that_comes_after_a_newer_freeze_is_not_carried_out(host):
+    host.start()
+    host.frozen()
+    host.freeze(revision=1)
+    assert host.events[-1].revision == 1, "it is told so, and its GPU is given to others"
+    late = StartJob("h1", host.spec, 1, 1, (Share("GPU-a", 2 * GIB, 0.4),), "", thaws=True)
+    assert len(host.agent.apply([late])) == 1
+    assert (host.states(), host.item()) == ({"T"}, ("running", 0, True))
+
+
+def test_it_goes_on_although_its_old_gpu_is_not_managed_any_more(host, monkeypatch, tmp_path):
+    host.start("GPU-c")
+    host.frozen()
+    few = SETTINGS.model_copy(update={"device": DeviceSettings(backend="nvml", count=2)})
+    host.agent.shut_down()
+    host.agent = make_agent(monkeypatch, tmp_path, few)
+    host.thaw("GPU-a")
+    host.until(lambda: host.last() == "job_started", "it is thawed")
+    assert host.driver.on(0) == {host.pid}
+    host.counts()
 
 
 def test_the_driver_is_told_of_gpus_too_that_are_not_managed(host, monkeypatch, tmp_path):
