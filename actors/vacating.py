@@ -30,6 +30,8 @@ class Vacating:
         """Take in a sample; what the jobs that are moving off their GPUs still have there counts as nobody's."""
         owned: dict[str, float] = {}
         jobs = [job for job in sample.jobs if job.job_id not in moving]
+        stays = {job.job_id for job in jobs if job.memory_bytes}  # its freeze was given up: when it ends, it waits anew
+        self._waiting = {key: wait for key, wait in self._waiting.items() if key[0] not in stays}
         present = {(job.job_id, job.gpu_id) for job in jobs}
         unknown = {gpu_id for job_id, gpu_id in self._used if (job_id, gpu_id) not in present}
         for job in jobs:

@@ -39,6 +39,7 @@ from cotenant.scheduler.core.events import (
     Tick,
 )
 from cotenant.scheduler.core.freezing import (
+    FREEZE_TIMEOUT_S,
     blamed,
     freeze_failed,
     job_frozen,
@@ -437,8 +438,10 @@ def tick(turn: Turn, event: Tick) -> None:
     """Stop jobs whose start takes too long; they get another try. So do those that are not frozen in time."""
     stop_late_freezes(turn)
     state = turn.state
-    timeout_s = state.settings.lease.start_timeout_s
     for job in state.in_order(state.starting):
+        timeout_s = state.settings.lease.start_timeout_s
+        if job.frozen is not None:  # gigabytes come back, and what it has done would be lost
+            timeout_s = max(timeout_s, FREEZE_TIMEOUT_S)
         if job.lease and turn.now - job.lease.granted_at > timeout_s:
             reason = f"did not start within {timeout_s:g} s"
             turn.stop(job, turn.another_try(job, reason, ALWAYS, backoff=True))

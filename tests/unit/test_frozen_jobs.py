@@ -294,7 +294,8 @@ class TestFailure:
 
     def test_one_that_is_not_let_go_on_in_time_is_ended(self):
         driver = thawing()
-        (stop,) = driver.do(Tick(), after_s=31.0)
+        assert driver.do(Tick(), after_s=599.0) == [], "the driver may take its time, or the host may be away"
+        (stop,) = driver.do(Tick(), after_s=2.0)
         assert isinstance(stop, StopJob)
         assert not stop.freezes
         driver.do(JobExited("a", 1, "h1", -9, stopped=True))

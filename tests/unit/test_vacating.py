@@ -70,3 +70,13 @@ def test_where_nobody_can_tell_nothing_is_waited_for(told):
 def test_small_differences_are_none(running):
     running.see(sample(800 + 60, b=500))
     assert running.wait("a", 1, ["g"], 0.0) == ""
+
+
+def test_a_job_whose_freeze_was_given_up_is_waited_for_in_full_when_it_ends(running):
+    running.see(sample(2300, a=1500, b=500), moving={"a"})
+    assert running.wait("a", 1, ["g"], 0.0) is None
+    running.see(sample(2300, a=1500, b=500))
+    running.see(sample(2300, b=500))
+    assert running.wait("a", 1, ["g"], 60.0) is None
+    running.see(sample(800, b=500))
+    assert running.wait("a", 1, ["g"], 61.0) == ""
