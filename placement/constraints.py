@@ -238,7 +238,9 @@ class Examination:
         if request.gpus > 1:
             tests.insert(1, ("instance", fleet.instance[rows], None, None))
         if request.profile.source == "unknown":
-            tests.insert(-2, ("unprofiled_self", busy, None, None))
+            # It would reserve the whole GPU: by how much that is more than what is free says nothing of the job.
+            place = -2 if request.memory_bytes is not None else [kind for kind, *_ in tests].index("memory_short")
+            tests.insert(place, ("unprofiled_self", busy, None, None))
         return first_errors(self._part, [*never, *tests, *short])
 
     def _apart(self) -> Flags | None:

@@ -206,7 +206,9 @@ _GPU: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "instance": _says("a MIG instance, which a job of several GPUs cannot use"),
     "instance_wanted": _says("a MIG instance in use, and the job does not share one"),
     "unprofiled_resident": _says("a neighbour is still being measured"),
-    "unprofiled_self": _says("in use, and nothing is known of the job yet, so it starts alone"),
+    "unprofiled_self": _says(
+        "in use, and the job wants GPUs of its own, since nothing is known of it (hints gpu_memory, compute)"
+    ),
     "share_limit": _share_limit,
     "not_schedulable": _says("not available"),
     "not_tried": _says("not looked at closely, since they are used more than others that did not suit"),

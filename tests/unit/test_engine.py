@@ -137,6 +137,12 @@ def test_which_gpu(gpus: list[GpuView], waiting: int, bias: float, expected: str
             request(known=UNKNOWN, memory=GIB), gpu("g0", LIGHT), "unprofiled_self", False, id="nothing known of it"
         ),
         pytest.param(
+            request(known=UNKNOWN), gpu("g0", LIGHT), "unprofiled_self", False, id="nothing known, not even its memory"
+        ),
+        pytest.param(
+            request(known=UNKNOWN, memory=16 * GIB), gpu("g0", LIGHT), "memory_short", False, id="only its memory known"
+        ),
+        pytest.param(
             request(),
             gpu("g0", resident("a", known=UNKNOWN)),
             "unprofiled_resident",
