@@ -20,7 +20,7 @@ from cotenant import __version__
 from cotenant.dashboards import problems
 from cotenant.dashboards.guard import Guard
 from cotenant.scheduler.client import Client
-from cotenant.scheduler.errors import CotenantError, NotAccepted, NotPlaceable
+from cotenant.scheduler.errors import CotenantError, HintError, NotAccepted, NotPlaceable
 from cotenant.scheduler.hints import check_job_id, describe, parse_hints
 from cotenant.scheduler.specs import (
     MAX_NAME,
@@ -203,6 +203,16 @@ def _connected(request: Request) -> Client:
 
 
 Connection = Annotated[Client, Depends(_connected)]
+
+
+def _checked(idempotency_key: str | None) -> str | None:
+    """Return the header; what is not accepted is told of by the name under which it was given."""
+    try:
+        return None if idempotency_key is None else check_job_id(idempotency_key)
+    except HintError as error:
+        raise HintError("Idempotency-Key", idempotency_key, error.accepted) from None
+
+
 # The guard does the checking, before anything is parsed; the scheme is named here for the OpenAPI document.
 _bearer = HTTPBearer(auto_error=False, description="The token that 'cotenant up' writes.")
 _router = APIRouter(dependencies=[Security(_bearer)])
@@ -253,7 +263,7 @@ def submit_job(
         body.command,
         parse_hints(body.hints, time.time()),
         name=body.name,
-        job_id=None if idempotency_key is None else check_job_id(idempotency_key),
+        job_id=_checked(idempotency_key),
         cwd=body.cwd,
         env={**os.environ, **body.env},
     )
@@ -336,7 +346,7 @@ def request_resource_allocation(
     client: Connection, job_id: JobId, body: AmountRequest, idempotency_key: IdempotencyKey = None
 ) -> AllocationView:
     """Ask for more of each of a job's GPUs: memory to reserve, or compute to guarantee. Refusals are answers too."""
-    return client.request_resource_allocation(job_id, body.resource_type, body.amount, idempotency_key)
+    return client.request_resource_allocation(job_id, body.resource_type, body.amount, _checked(idempotency_key))
 
 
 @_router.post("/jobs/{job_id}/release_resources")
@@ -344,7 +354,7 @@ def release_resources(
     client: Connection, job_id: JobId, body: AmountRequest, idempotency_key: IdempotencyKey = None
 ) -> AllocationView:
     """Give back some of each of a job's GPUs: only free memory, or some of its guaranteed compute."""
-    return client.release_resources(job_id, body.resource_type, body.amount, idempotency_key)
+    return client.release_resources(job_id, body.resource_type, body.amount, _checked(idempotency_key))
 
 
 @_router.post("/jobs/{job_id}/set_resource_limits")
@@ -352,7 +362,7 @@ def set_resource_limits(
     client: Connection, job_id: JobId, body: LimitRequest, idempotency_key: IdempotencyKey = None
 ) -> AllocationView:
     """Never let a job have more of each of its GPUs than this, however idle they are; null takes the limit away."""
-    return client.set_resource_limits(job_id, body.resource_type, body.limit, idempotency_key)
+    return client.set_resource_limits(job_id, body.resource_type, body.limit, _checked(idempotency_key))
 
 
 @_router.get("/jobs/{job_id}/get_available_resources")

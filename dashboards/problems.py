@@ -149,7 +149,9 @@ def _bug(request: Request, _error: Exception) -> JSONResponse:
 
 
 def _shown(value: object) -> Any:
-    """Return a value as JSON can carry it; what it cannot carry (NaN, bytes) or what is long becomes a text."""
+    """Return a value as JSON can carry it; what it cannot carry (NaN) or what is long becomes a text."""
+    if isinstance(value, bytes):  # a body that was left as it came
+        value = value.decode("utf-8", "backslashreplace")
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

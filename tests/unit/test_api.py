@@ -188,8 +188,17 @@ def test_blank_program(http: Http) -> None:
 
 @pytest.mark.parametrize("key", ["../x", "a b", "a" * 129, "-a", "a:b", ""])
 def test_idempotency_key_must_be_an_id(http: Http, key: str) -> None:
-    body = problem(http.post("/api/v1/jobs", json=JOB, headers={"Idempotency-Key": key}), 422, "hint-not-accepted")
-    assert (body["field"], body["value"]) == ("job_id", key)
+    amount = {"resource_type": "memory", "amount": "1GiB"}
+    asked = {
+        "jobs": JOB,
+        "jobs/job-1/request_resource_allocation": amount,
+        "jobs/job-1/release_resources": amount,
+        "jobs/job-1/set_resource_limits": {"resource_type": "memory", "limit": None},
+    }
+    for path, json in asked.items():
+        reply = http.post(f"/api/v1/{path}", json=json, headers={"Idempotency-Key": key})
+        body = problem(reply, 422, "hint-not-accepted")
+        assert (body["field"], body["value"]) == ("Idempotency-Key", key)
 
 
 def test_broken_json_and_huge_bodies(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,3 +402,4 @@ def test_a_body_that_does_not_say_it_is_json_is_told_how_to(http: Http, method: 
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     body = problem(http.request(method, f"/api/v1/{path}", content=b"{}", headers=headers), 422, "not-accepted")
     assert "Content-Type: application/json" in body["detail"]
+    assert [found["value"] for found in body["errors"]] == ["{}"], "text, not how Python writes bytes"
