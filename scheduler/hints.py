@@ -276,7 +276,7 @@ _HINTS: Mapping[str, _Hint] = {
         "gpu_memory",
         _size,
         'a positive size ("2GiB", "512MiB", "8GB") or a whole number of bytes',
-        "Device memory to reserve on each GPU.",
+        "Device memory to reserve on each GPU; what is not used of it goes to jobs that wait (docs/placement.md).",
         "forecast",
     ),
     "compute": _Hint(
