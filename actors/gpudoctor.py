@@ -34,6 +34,11 @@ KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _PROHIBITED, _EXCLUSIVE = 2, (1, 3)
+_NO_CHECKPOINTS = Check(
+    "GPU checkpoints",
+    True,
+    "no; without NVIDIA's driver nothing is frozen, and checkpoint: driver counts as none (checkpoint: own works)",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +54,12 @@ class _Facts:
 
 
 def gpu_checks() -> list[Check]:
-    """Examine this host's NVIDIA GPUs; without a driver there is one finding, which is fine."""
+    """Examine this host's NVIDIA GPUs; without a driver there is nothing to examine, which is fine."""
     try:
         library = Library()
     except NvmlUnavailable as error:
-        return [_without_nvml(error)]
+        found = _without_nvml(error)
+        return [found, _NO_CHECKPOINTS] if found.ok else [found]
     try:
         boards, left_out = Finder(library, os.environ.get("CUDA_VISIBLE_DEVICES"), None, None).find()
         facts, silent = _facts(library, boards)

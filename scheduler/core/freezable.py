@@ -31,8 +31,15 @@ def why_not(state: State, job: Job, shares: Sequence[Share]) -> str:
         return "it is on several hosts"
     if len({gpu.gpu_type for gpu in gpus}) > 1:
         return "its GPUs are of several types"
-    unable = [gpu.gpu_id for gpu in gpus if not gpu.checkpoints]
-    return f"the driver cannot freeze processes on {', '.join(unable)}" if unable else ""
+    return _unable(state, [gpu for gpu in gpus if not gpu.checkpoints])
+
+
+def _unable(state: State, gpus: Sequence[Gpu]) -> str:
+    """Name the GPUs of one host on which nothing can be frozen, and where to find out why: only that host knows."""
+    if not gpus:
+        return ""
+    names, host = ", ".join(gpu.gpu_id for gpu in gpus), state.hosts[gpus[0].host_id].name
+    return f"the driver cannot freeze processes on {names}: 'cotenant doctor' on host {host} says what is missing"
 
 
 def can_freeze(state: State, job: Job, shares: Sequence[Share]) -> bool:

@@ -135,7 +135,8 @@ def freezable(state: State, job: Job) -> list[str]:
         return []
     cannot = why_not(state, job, job.lease.shares if job.lease else ())
     if cannot:
-        return [f"checkpoint driver counts as none: {cannot}"]
+        instead = "checkpoint own would help if the program saves on SIGTERM and continues from that"
+        return [f"checkpoint driver counts as none: {cannot}; {instead}"]
     return ["the driver can freeze it: interrupted, it loses nothing and goes on on this host"]
 
 

@@ -166,7 +166,7 @@ class TestWhoCanBeFrozen:
     @pytest.mark.parametrize(
         ("hints", "able", "why"),
         [
-            ({}, False, "the driver cannot freeze processes on h1-0"),
+            ({}, False, "the driver cannot freeze processes on h1-0: 'cotenant doctor' on host h1.example says"),
             ({"checkpoint": "none"}, True, ""),
             ({"gpus": 2, "gang": "cluster"}, True, "it is on several hosts"),
         ],
@@ -176,6 +176,7 @@ class TestWhoCanBeFrozen:
         driver.run(whole("a", **hints))
         assert not driver.job("a").saves
         assert why in explained(driver)
+        assert ("checkpoint own would help" in explained(driver)) == bool(why)
         for stop in driver.do(SUSPEND):
             assert isinstance(stop, StopJob)
             assert not stop.freezes
