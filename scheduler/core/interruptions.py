@@ -57,7 +57,7 @@ def ago(seconds: float) -> str:
     return f"{max(0.0, seconds):.1f} s ago"
 
 
-def interrupted(job: Job, now: float) -> list[str]:
+def interrupted(state: State, job: Job, now: float) -> list[str]:
     """Say how often and why the job was last taken from its GPUs, and what it keeps."""
     last = job.interruption
     if last is None:
@@ -71,8 +71,10 @@ def interrupted(job: Job, now: float) -> list[str]:
         keeps = f"starts over, since {last.lost}"
     elif last.starts_over:
         keeps = "started over, since it could not be brought there"
-    bound = f", on host {job.anchor} only, where its checkpoint is" if job.anchor else ""
-    return [f"taken from its GPUs {job.interruptions} times, last {ago(now - last.at)}: {tell(last)}; {keeps}{bound}"]
+    home = state.hosts.get(job.anchor or "")
+    bound = f", on host {home.name if home else job.anchor} only, where its checkpoint is" if job.anchor else ""
+    often = "once" if job.interruptions == 1 else f"{job.interruptions} times, last"
+    return [f"taken from its GPUs {often} {ago(now - last.at)}: {tell(last)}; {keeps}{bound}"]
 
 
 def starts_over(state: State, job: Job) -> str:

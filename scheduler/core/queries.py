@@ -202,7 +202,7 @@ def explain(
         details += [*refused_growth(state, job), *asked_for(state, job, now)]
         details += [*freezable(state, job), *([f"control: {controls}"] if controls else [])]
     if not job.state.terminal:
-        details.extend(interrupted(job, now))
+        details.extend(interrupted(state, job, now))
         details.extend(_deadline(state, job, now))
         details.extend(_accounts(state, job))
         details.extend(_where_numbers_come_from(state, job))
@@ -245,7 +245,7 @@ def _where_it_is(state: State, job: Job) -> list[str]:
     if job.spec.hints.cpus:
         details.append(f"{job.spec.hints.cpus:g} processors reserved for each GPU")
     why = [change.reason for change in job.history if change.state is JobState.STARTING]
-    return [*details, f"placed {why[-1]}"] if why else details
+    return [*details, f"placed at its start: {why[-1]}"] if why else details
 
 
 def _estimated(state: State, job: Job) -> list[str]:

@@ -349,7 +349,7 @@ def down(
         _render.print_json(asdict(report))
         return
     if report.found:
-        typer.echo(f"stopped; jobs that were still active: {report.stopped_jobs}")
+        typer.echo(f"stopped; jobs that had not ended (queued and suspended ones too): {report.stopped_jobs}")
     for line in report.notes:
         _render.note(line)
 

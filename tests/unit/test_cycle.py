@@ -207,6 +207,14 @@ class TestExplanations:
         assert details[0].endswith(" GiB")
         assert any(line.startswith("predicted slowdown 1.") for line in details)
 
+    def test_what_was_predicted_when_it_started_is_not_told_as_if_it_were_so_now(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"), half("b"))
+        driver.do(JobExited("a", 1, "h1", 0))
+        details = queries.explain(driver.core.state, "b", driver.now).details
+        assert details[0].startswith("on h1-0 alone")
+        assert any(line.startswith("placed at its start: on h1-0 beside a: predicted saving") for line in details)
+
     def test_what_cannot_be_held_is_told_while_it_runs(self) -> None:
         driver = Driver(host())
         driver.run(half("a"))

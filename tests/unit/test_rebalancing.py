@@ -450,7 +450,9 @@ class TestReach:
     def test_a_job_waits_for_its_host_when_no_other_can_read_its_checkpoint(self) -> None:
         driver = self.moved()
         assert (driver.state("low"), driver.job("low").anchor) == ("QUEUED", "h1")
-        assert "on host h1 only" in " ".join(queries.explain(driver.core.state, "low", driver.now).details)
+        told = " ".join(queries.explain(driver.core.state, "low", driver.now).details)
+        assert "on host h1.example only" in told
+        assert "taken from its GPUs once " in told
         driver.do(gone(driver, "high", 0))
         assert on(driver, "low") == ["h1-0"]
 
