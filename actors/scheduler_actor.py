@@ -249,7 +249,7 @@ class Scheduler:
         return self._fleet.health(silence, note, "; ".join(said))
 
     def location(self, job_id: str) -> list[tuple[str, int]]:
-        """Return (host id, epoch) of every host that holds the job or held it last."""
+        """Return (host id, epoch) of every host that holds the job or held it last, then of its earlier runs."""
         with self._lock:
             self._known(job_id)
             return queries.location(self._core.state, job_id)

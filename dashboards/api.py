@@ -319,8 +319,12 @@ def explain_job(client: Connection, job_id: JobId) -> Explanation:
             "headers": {
                 "X-Next-Offset": {"description": "Where the next piece starts.", "schema": {"type": "integer"}},
                 "X-Eof": {
-                    "description": "true: the job has ended and nothing follows.",
+                    "description": "true: nothing follows, of the run that was named or, without, of the job.",
                     "schema": {"type": "string", "enum": ["true", "false"]},
+                },
+                "X-Epoch": {
+                    "description": "The run that this is of, counted from 1; 0: the job has not been started yet.",
+                    "schema": {"type": "integer"},
                 },
             },
         }
@@ -331,13 +335,18 @@ def get_logs(
     job_id: JobId,
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_LOG_CHUNK, description="Bytes, at most.")] = 262_144,
+    epoch: Annotated[int | None, Query(ge=1, le=2**53, description="The run; default: the newest.")] = None,
 ) -> Response:
-    """Return a piece of a job's output as bytes."""
-    chunk = client.logs(job_id, offset, limit)
+    """Return a piece of the output of one run of a job as bytes."""
+    chunk = client.logs(job_id, offset, limit, epoch)
     return Response(
         chunk.data,
         media_type="application/octet-stream",
-        headers={"X-Next-Offset": str(chunk.next_offset), "X-Eof": "true" if chunk.eof else "false"},
+        headers={
+            "X-Next-Offset": str(chunk.next_offset),
+            "X-Eof": "true" if chunk.eof else "false",
+            "X-Epoch": str(chunk.epoch),
+        },
     )
 
 

@@ -25,6 +25,7 @@ from cotenant.scheduler.errors import (
     NotConnected,
     NotPermitted,
     NotPlaceable,
+    OutputNotKept,
     TooManyRequests,
     shown,
 )
@@ -37,6 +38,7 @@ _STATUS: tuple[tuple[type[CotenantError], int, str], ...] = (
     (HintError, 422, "hint-not-accepted"),
     (NotAccepted, 422, "not-accepted"),
     (JobNotFound, 404, "job-not-found"),
+    (OutputNotKept, 404, "output-not-kept"),
     (NotPlaceable, 409, "not-placeable"),
     (NotPermitted, 403, "not-permitted"),
     (TooManyRequests, 429, "too-many-requests"),

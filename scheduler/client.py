@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from cotenant.scheduler import transport
+from cotenant.scheduler import output, transport
 from cotenant.scheduler.core.model import Hints, JobSpec, Wish
 from cotenant.scheduler.errors import HintError, JobNotFound, NotAccepted
 from cotenant.scheduler.fingerprint import NAMELESS, fingerprint
@@ -35,8 +35,6 @@ from cotenant.scheduler.views import (
     TuningView,
 )
 
-POLL_S = 0.1
-LOG_CHUNK = 1 << 20
 MAX_OFFSET = 2**53  # what every JSON reader can hold
 
 
@@ -246,7 +244,7 @@ class Client:
         while not (view := self.job(job_id)).state.terminal:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"job {job_id} is still {view.state} after {timeout_s:g} s")
-            time.sleep(POLL_S)
+            time.sleep(output.POLL_S)
         return view
 
     # -- the virtual GPU interface ----------------------------------------------------------------------------------
@@ -307,47 +305,37 @@ class Client:
 
     # -- output -----------------------------------------------------------------------------------------------------
 
-    def logs(self, job_id: str, offset: int = 0, limit: int = 262_144) -> LogChunk:
-        """Return a piece of a job's output, stdout and stderr as they came.
+    def logs(self, job_id: str, offset: int = 0, limit: int = 262_144, epoch: int | None = None) -> LogChunk:
+        """Return a piece of the output of one run of a job, stdout and stderr as they came.
 
-        After a restart of the job the output starts again at offset 0 of the new run.
+        Args:
+            job_id: The job.
+            offset: Where to start in the output of that run, in bytes.
+            limit: Most bytes to return.
+            epoch: The run, counted from 1; ``eof`` then tells of that run. None = the newest, and ``eof`` tells of the
+                job. Every start of a job is a new run, whose output begins at offset 0.
 
         Raises:
-            NotAccepted: A negative offset, or a limit below 1.
+            NotAccepted: A negative offset, a limit below 1, or a run that has not begun.
+            OutputNotKept: The run is over, and its output cannot be read any more.
         """
         for field, value, least in (("offset", offset, 0), ("limit", limit, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_OFFSET:
                 raise NotAccepted(field, value, f"a whole number from {least} to {MAX_OFFSET}")
-        view = self.job(job_id)
-        places = self._call("location", job_id)
-        if not places:
-            return LogChunk(data=b"", next_offset=offset, eof=view.state.terminal)
-        host_id, epoch = places[0]
-        data, next_offset, end = self._link.read_output(host_id, job_id, epoch, offset, limit)
-        return LogChunk(data=data, next_offset=next_offset, eof=view.state.terminal and end)
+        return output.read(self._link, self.job(job_id), epoch, offset, limit)
 
     def stream_logs(self, job_id: str, *, renew: bool = False) -> Iterator[bytes]:
-        """Yield a job's output as it comes, until the job has ended.
+        """Yield a job's output as it comes, from its newest run on, until the job has ended.
 
         Args:
             job_id: The job.
             renew: This process is the client of an attached job; reading its output shows that it is alive.
+
+        Raises:
+            OutputNotKept: The job had ended before, and its output cannot be read any more.
         """
-        offset, epoch = 0, None
-        while True:
-            places = self._call("location", job_id)
-            if places and places[0][1] != epoch:
-                offset, epoch = 0, places[0][1]
-            chunk = self.logs(job_id, offset, LOG_CHUNK)
-            if chunk.data:
-                yield chunk.data
-            offset = chunk.next_offset
-            if chunk.eof:
-                return
-            if renew:
-                self.renew(job_id)
-            if not chunk.data:
-                time.sleep(POLL_S)
+        alive = (lambda: self.renew(job_id)) if renew else None
+        return output.follow(self._link, lambda: self.job(job_id), alive)
 
     # -- cluster ----------------------------------------------------------------------------------------------------
 

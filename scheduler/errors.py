@@ -7,6 +7,7 @@
     │   └── HintError    … and the field is a hint or the job id
     ├── NotConnected     no cotenant is reachable from here
     ├── JobNotFound      no job with that id
+    ├── OutputNotKept    the output of a job, or of one of its runs, cannot be read any more
     ├── NotHandled       the scheduler met a fault of its own with this request and set it aside
     ├── NotPlaceable     no device of this cluster could ever take the job
     ├── LeaseLost        the lease is not held any more; says why
@@ -74,6 +75,19 @@ class JobNotFound(CotenantError, KeyError):
 
     def __str__(self) -> str:
         return f"no job {shown(self.job_id)}: 'cotenant ps --all' lists the jobs that are known"
+
+
+class OutputNotKept(CotenantError):
+    """The output of a run that is over cannot be read any more: it was deleted, or its host is gone."""
+
+    def __init__(self, job_id: str, epoch: int, newest: int, host_id: str | None) -> None:
+        self.job_id, self.epoch, self.newest, self.host_id = job_id, epoch, newest, host_id
+        super().__init__(job_id, epoch, newest, host_id)
+
+    def __str__(self) -> str:
+        run = f"run {self.epoch} of " if self.newest > 1 else ""
+        where = f" (it was on host {self.host_id})" if self.host_id else ""
+        return f"the output of {run}job {self.job_id} is not kept any more{where}"
 
 
 class NotPlaceable(CotenantError):

@@ -15,6 +15,7 @@ from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, ClusterRecord, a
 CALL_TIMEOUT_S = 60.0
 RETRY_S = 0.1
 RESTART_PATIENCE_S = 30.0
+Piece = tuple[bytes, int, bool]  # of output: bytes, next offset, whether the run has ended and nothing follows
 
 
 class Link:
@@ -37,14 +38,14 @@ class Link:
         series = self.prm("latest_devices")
         return dict(series)
 
-    def read_output(self, host_id: str, job_id: str, epoch: int, offset: int, limit: int) -> tuple[bytes, int, bool]:
-        """Read a job's output from its host; a host that is gone, or knows no output (yet), has none."""
+    def read_output(self, host_id: str, job_id: str, epoch: int, offset: int, limit: int) -> Piece | None:
+        """Read a job's output from its host; None when that is gone, or has none of it (yet, or any more)."""
         from ray.exceptions import RayActorError  # noqa: PLC0415 - Ray only when connected
 
         try:
             return self._call(agent_name(host_id), "read_output", job_id, epoch, offset, limit)  # type: ignore[no-any-return]
         except (RayActorError, NotConnected, KeyError):
-            return b"", offset, True
+            return None
 
     def lease_environment(self, host_id: str, job_id: str, epoch: int) -> dict[str, str]:
         """Return the environment a process needs to run under a lease's shares on a host."""

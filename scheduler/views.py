@@ -281,11 +281,16 @@ class AllocationView(View):
 
 
 class LogChunk(View):
-    """A piece of a job's output. ``eof``: the job has ended and there is nothing after ``next_offset``."""
+    """A piece of the output of one run of a job.
+
+    ``eof``: there is nothing after ``next_offset``, and nothing comes: the job has ended or, where the request named
+    the run, that run is over. ``epoch``: the run, counted from 1; 0 = the job has not been started yet.
+    """
 
     data: bytes
     next_offset: int
     eof: bool
+    epoch: int
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 

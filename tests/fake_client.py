@@ -298,12 +298,14 @@ class FakeClient:
             running=1,
         )
 
-    def logs(self, job_id: str, offset: int = 0, limit: int = 262_144) -> LogChunk:
-        ended = self.job(job_id).state.terminal
-        everything = b"".join(self.output)
+    def logs(self, job_id: str, offset: int = 0, limit: int = 262_144, epoch: int | None = None) -> LogChunk:
+        view = self.job(job_id)
+        run = epoch or view.epoch
+        ended = view.state.terminal or run < view.epoch
+        everything = b"".join(self.output) if run == view.epoch else b"run %d\n" % run
         data = everything[offset : offset + limit]
         end = offset + len(data)
-        return LogChunk(data=data, next_offset=end, eof=ended and end >= len(everything))
+        return LogChunk(data=data, next_offset=end, eof=ended and end >= len(everything), epoch=run)
 
     def stream_logs(self, job_id: str, *, renew: bool = False) -> Iterator[bytes]:
         self.job(job_id)

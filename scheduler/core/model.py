@@ -381,6 +381,7 @@ class Job:
     not_placeable: bool = False  # ended because no device could ever take it
     seq: int = 0  # order of submission
     hosts: tuple[str, ...] = ()  # hosts of the present lease
+    past_hosts: tuple[str, ...] = ()  # the first host of each epoch before the present one, oldest first, bounded
     exited_hosts: HostIds = frozenset()  # hosts of the present lease that have let go of the job
     ending: Ending | None = None  # while STOPPING: what happens afterwards
     given_back: bool = False  # a lease that is STOPPING: its program has saved, and uses it no more

@@ -151,13 +151,14 @@ def attached(state: State) -> list[str]:
 
 
 def location(state: State, job_id: str) -> list[tuple[str, int]]:
-    """Return (host id, epoch) for every host that holds the job or held it last.
+    """Return (host id, epoch) for every host that holds the job or held it last, then of its earlier runs, backwards.
 
     Raises:
         KeyError: No job with that id.
     """
     job = state.jobs[job_id]
-    return [(host_id, job.epoch) for host_id in job.hosts]
+    past = [(host_id, job.epoch - back) for back, host_id in enumerate(reversed(job.past_hosts), start=1)]
+    return [(host_id, job.epoch) for host_id in job.hosts] + past
 
 
 def predicted_throughput(job: Job, now: float) -> float | None:

@@ -28,6 +28,7 @@ MOST_LET_DOWN = 100  # starts in a row that the hosts' services may fail: each o
 # Runs that faults of their hosts may end. What ends all programs of a GPU does not say which of them has caused it: one
 # that does so each time must not run for ever.
 MOST_HOST_FAULTS = 10
+PAST_RUNS = 100  # of a job whose hosts are remembered: their output is kept for an hour only
 
 
 class Turn:
@@ -282,11 +283,13 @@ class Turn:
         job_id, frozen = job.spec.job_id, job.frozen
         hosts = tuple(dict.fromkeys(self.state.gpus[share.gpu_id].host_id for share in shares))
         epoch, revision = (job.epoch, frozen.revision + 1) if frozen else (job.epoch + 1, 0)
+        past = job.past_hosts if epoch == job.epoch else (*job.past_hosts, *job.hosts[:1])[-PAST_RUNS:]
         job = replace(
             advance(job, JobState.STARTING, self.now, reason),
             lease=Lease(job_id, epoch, revision, shares, self.now),
             epoch=epoch,
             hosts=hosts,
+            past_hosts=past,
             not_before=0.0,
             profile=self.state.request_of(job).on(self.state.gpus[shares[0].gpu_id].gpu_type),
             ceiling=job.ceiling if frozen else UNBOUND,

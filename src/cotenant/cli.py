@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cotenant import __version__, _accounts, _attach, _predictions, _preflight, _render, _steering
+from cotenant import __version__, _accounts, _attach, _logs, _predictions, _preflight, _render, _steering
 from cotenant._characterise import characterise
 from cotenant._evaluate import evaluate
 from cotenant._hint_options import with_hint_options
@@ -256,18 +256,14 @@ def plan(
 def logs(
     job: JobArgument,
     keep: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the job has ended.")] = False,
+    run: Annotated[int | None, typer.Option("--run", min=1, help="Of an earlier start; default: the last.")] = None,
     address: Address = None,
 ) -> None:
-    """Print a job's output, stdout and stderr as they came."""
+    """Print a job's output, stdout and stderr as they came, of the last time it was started."""
+    if keep and run is not None:
+        raise CotenantError("run: an earlier run is over; give either --run or --follow, not both")
     with _client(address) as client:
-        if keep:
-            for data in client.stream_logs(job):
-                _write(data)
-            return
-        offset = 0
-        while (chunk := client.logs(job, offset)).data:
-            _write(chunk.data)
-            offset = chunk.next_offset
+        _logs.copy(client, job, run, keep, _write)
 
 
 _steering.add_commands(app, lambda address: _client(address))  # noqa: PLW0108 - tests replace _client

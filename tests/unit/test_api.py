@@ -11,7 +11,7 @@ from fake_client import GIB, FakeClient, job_view
 
 from cotenant.dashboards import guard, openapi
 from cotenant.scheduler.core.model import Hints, JobState
-from cotenant.scheduler.errors import CotenantError, NotConnected, NotPermitted, NotPlaceable
+from cotenant.scheduler.errors import CotenantError, NotConnected, NotPermitted, NotPlaceable, OutputNotKept
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
 JOB = {"command": ["python", "train.py"]}
@@ -262,6 +262,18 @@ def test_logs_are_bytes_in_pieces(http: Http) -> None:
     assert http.get("/api/v1/jobs/job-1/logs").headers["x-eof"] == "false"
 
 
+def test_logs_are_of_one_run(http: Http, client: FakeClient) -> None:
+    client.known["job-1"] = job_view(epoch=2)
+    assert http.get("/api/v1/jobs/job-1/logs").headers["x-epoch"] == "2"
+    earlier = http.get("/api/v1/jobs/job-1/logs", params={"epoch": 1})
+    assert (earlier.content, earlier.headers["x-epoch"], earlier.headers["x-eof"]) == (b"run 1\n", "1", "true")
+
+
+def test_logs_that_are_not_kept(http: Http, client: FakeClient) -> None:
+    client.error = OutputNotKept("job-1", 1, 1, "host-0")
+    problem(http.get("/api/v1/jobs/job-1/logs"), 404, "output-not-kept")
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -271,6 +283,7 @@ def test_logs_are_bytes_in_pieces(http: Http) -> None:
         "/jobs?limit=x",
         "/jobs/job-1/logs?offset=-1",
         "/jobs/job-1/logs?limit=0",
+        "/jobs/job-1/logs?epoch=0",
         f"/jobs/{'x' * 201}",
     ],
 )

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from command_line import invoke
+from command_line import COMMAND, RUNNER, invoke
 from fake_client import FORECAST, PREDICTIONS, SHARE, FakeClient, job_view
 from rich.console import Console
 
@@ -159,3 +159,13 @@ def test_the_version_is_an_option_too() -> None:
 
 def test_a_question_in_an_error_ends_with_its_mark() -> None:
     assert "Did you mean 'submit'? See: cotenant --help" in invoke("submt")[2]
+
+
+def test_logs_of_earlier_runs_are_named_and_can_be_asked_for(client: FakeClient) -> None:
+    client.known["job-9"] = job_view("job-9", JobState.SUCCEEDED, epoch=3)
+    result = RUNNER.invoke(COMMAND, ["logs", "job-9"])
+    assert result.stdout_bytes.endswith(b"step 2\n")
+    assert result.stderr == "cotenant: earlier runs: 1, 2 (--run N)\n"
+    earlier = RUNNER.invoke(COMMAND, ["logs", "job-9", "--run", "2"])
+    assert (earlier.stdout_bytes, earlier.stderr) == (b"run 2\n", "")
+    assert invoke("logs", "job-9", "--run", "2", "-f")[0] == 1

@@ -13,7 +13,16 @@ from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request, Share
 from cotenant.scheduler.core import queries
 from cotenant.scheduler.core.engine import Core
-from cotenant.scheduler.core.events import HostJoined, HostUnreachable, JobExited, JobSubmitted, StopRequested, Tick
+from cotenant.scheduler.core.events import (
+    HostJoined,
+    HostUnreachable,
+    JobExited,
+    JobStarted,
+    JobSubmitted,
+    MoveRequested,
+    StopRequested,
+    Tick,
+)
 from cotenant.scheduler.core.invariants import InvariantViolation, check
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.priority import ordered, score
@@ -265,6 +274,16 @@ class TestViews:
         driver.run(half("a"))
         driver.do(JobExited("a", 1, "h1", 0))
         assert queries.location(driver.core.state, "a") == [("h1", 1)]
+
+    def test_location_of_earlier_runs_is_kept(self) -> None:
+        driver = Driver(host("h1"), host("h2"))
+        driver.run(half("a"))
+        for epoch in (1, 2):
+            first = driver.core.state.jobs["a"].hosts[0]
+            driver.do(JobStarted("a", epoch, first))
+            driver.do(MoveRequested("a", "x", ("h2-0" if first == "h1" else "h1-0",)))
+            driver.do(JobExited("a", epoch, first, 143))
+        assert queries.location(driver.core.state, "a") == [("h1", 3), ("h2", 2), ("h1", 1)]
 
     def test_gpus_and_hosts(self) -> None:
         driver = Driver(host(gpus=2))
