@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from starlette.exceptions import HTTPException
 
 from cotenant.scheduler.errors import (
@@ -121,12 +124,35 @@ def _wrong_shape(request: Request, error: Exception) -> JSONResponse:
         {
             "field": ".".join(map(str, found["loc"]))[:_MAX_SHOWN],
             "value": _shown(found.get("input")),
-            "accepted": _AS_JSON if _unread(found) else found["msg"],
+            "accepted": _AS_JSON if _unread(found) else _accepted(found, _fields(request)),
         }
         for found in error.errors()
     ]
     detail = "; ".join(f"{found['field']}: {found['accepted']}" for found in errors[:5])
     return reply(422, "not-accepted", detail, request.scope["path"], errors=errors[:50])
+
+
+def _fields(request: Request) -> dict[str, FieldInfo]:
+    """Return the fields of the body that the path asked for takes."""
+    body = getattr(request.scope.get("route"), "body_field", None)
+    fields: dict[str, FieldInfo] = getattr(body.field_info.annotation, "model_fields", {}) if body is not None else {}
+    return fields
+
+
+def _accepted(found: dict[str, Any], fields: Mapping[str, FieldInfo]) -> str:
+    """Say what is accepted: pydantic says only that a field is one too many, or is missing."""
+    place, name = found["loc"][:-1], str(found["loc"][-1])
+    if found["type"] == "extra_forbidden":
+        close = get_close_matches(name, fields, n=1) if place == ("body",) else []
+        return f"no field of that name; did you mean {close[0]}?" if close else "no field of that name"
+    if found["type"] == "missing":
+        field = fields.get(name) if place == ("body",) else None
+        return (
+            f"a value, which is missing: {field.description}"
+            if field and field.description
+            else "a value, which is missing"
+        )
+    return str(found["msg"])
 
 
 def _unread(found: dict[str, Any]) -> bool:

@@ -416,3 +416,19 @@ def test_a_body_that_does_not_say_it_is_json_is_told_how_to(http: Http, method: 
     body = problem(http.request(method, f"/api/v1/{path}", content=b"{}", headers=headers), 422, "not-accepted")
     assert "Content-Type: application/json" in body["detail"]
     assert [found["value"] for found in body["errors"]] == ["{}"], "text, not how Python writes bytes"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("jobs", {"command": ["a"], "comand": ["a"]}, {"body.comand": "no field of that name; did you mean command?"}),
+        ("jobs", {"command": ["a"], "zzz": 1}, {"body.zzz": "no field of that name"}),
+        ("jobs", {}, {"body.command": "a value, which is missing: Program and arguments."}),
+        ("plan", {"jobs": [{"zzz": 1}]}, {"body.jobs.0.zzz": "no field of that name"}),
+        ("jobs/job-1/move", {"tu": "gpu-1"}, {"body.tu": "no field of that name"}),
+    ],
+)
+def test_fields_too_many_or_missing(http: Http, path: str, body: dict[str, object], told: dict[str, str]) -> None:
+    found = problem(http.post(f"/api/v1/{path}", json=body), 422, "not-accepted")
+    said = {error["field"]: error["accepted"] for error in found["errors"]}
+    assert said | told == said
