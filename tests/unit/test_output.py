@@ -10,6 +10,7 @@ from fake_client import job_view
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.core.model import JobState
 from cotenant.scheduler.errors import NotAccepted, OutputNotKept
+from cotenant.scheduler.output import LOG_CHUNK
 from cotenant.scheduler.views import FrozenView, HistoryView, JobView
 
 STARTED = [JobState.QUEUED, JobState.STARTING, JobState.RUNNING]
@@ -113,7 +114,8 @@ def test_a_job_that_has_not_run_has_printed_nothing(view: JobView) -> None:
 def test_following_reads_every_run_to_its_end() -> None:
     """The new run began between two looks: what the old one printed at its end is not skipped."""
     views = [job(JobState.QUEUED, 0), job(JobState.RUNNING, 1), job(JobState.RUNNING, 2), job(JobState.SUCCEEDED, 2)]
-    assert b"".join(client(*views, h1=b"old", h2=b"new").stream_logs("job-1")) == b"oldnew"
+    old = b"x" * (LOG_CHUNK + 1)
+    assert b"".join(client(*views, h1=old, h2=b"new").stream_logs("job-1")) == old + b"new"
 
 
 def test_following_goes_on_when_a_run_is_lost_with_its_host() -> None:
