@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cotenant.actors.claims import release_claim
 from cotenant.actors.devices.cpu import cpu_gpus
 from cotenant.actors.devices.registry import start_nvml
+from cotenant.actors.leaving import WAITING
 from cotenant.actors.nodes import head_node_id, hosting_nodes
 from cotenant.actors.prm_actor import Prm
 from cotenant.actors.scheduler_actor import Scheduler
@@ -171,7 +172,7 @@ def start_actors(settings: Settings, api_class: type | None) -> list[str]:
 
 
 def down(force: bool, tell: Callable[[str], None] = lambda _: None) -> DownReport:
-    """Stop all jobs, then cotenant's actors, then the Ray head if ``up --local`` started it.
+    """Stop all jobs that run, then cotenant's actors, then the Ray head if ``up --local`` started it.
 
     Args:
         force: Do not wait for jobs to end; their supervisors kill them when their lease expires.
@@ -285,16 +286,25 @@ def _end_ray(pid: int) -> None:
 def _stop_jobs(client: Client, force: bool, notes: list[str], tell: Callable[[str], None]) -> int:
     scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
     stopped: Any = ray.get(scheduler.shut_down.remote())
-    active = client.jobs(active_only=True)
+    active = _ending(client)
     if active and not force:
         wait_s = max(STOP_TIMEOUT_S, max(map(_grace_s, active)) + STOP_MARGIN_S)
         tell(f"waiting for jobs to end, {wait_s:.0f} s at most (not with --force), by grace period: {_named(active)}")
         with contextlib.suppress(CotenantError):
-            _await(lambda: not client.jobs(active_only=True), wait_s, "jobs do not end")
-        active = client.jobs(active_only=True)
+            _await(lambda: not _ending(client), wait_s, "jobs do not end")
+        active = _ending(client)
     if active:
         notes.append(f"not ended yet; their supervisors kill them when their leases expire: {_named(active)}")
+    waiting = [job.job_id for job in client.jobs(active_only=True) if job.state in WAITING]
+    if waiting:
+        more = f", and {len(waiting) - NAMED} more" if len(waiting) > NAMED else ""
+        notes.append(f"jobs that wait are kept for the next 'cotenant up': {', '.join(waiting[:NAMED])}{more}")
     return int(stopped)
+
+
+def _ending(client: Client) -> list[JobView]:
+    """Return the jobs that are still being ended; those that wait are kept."""
+    return [job for job in client.jobs(active_only=True) if job.state not in WAITING]
 
 
 def _grace_s(job: JobView) -> float:

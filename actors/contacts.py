@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from cotenant.scheduler.core.events import Event
+from cotenant.scheduler.errors import NotHandled
+from cotenant.scheduler.journal.ledger import Taken
 
 
 @dataclass(slots=True)
@@ -26,3 +28,21 @@ class HostContact:
     note: str = ""
     controls: Mapping[str, str] = field(default_factory=dict)
     number: int = 0  # of the newest report
+
+
+def answer(group: Sequence[Request], taken: Taken) -> None:
+    """Tell everybody whose requests were taken in together what came of his."""
+    first = 0
+    for request in group:
+        mine = range(first, first + len(request.events))
+        first = mine.stop
+        refused = [taken.refused[position] for position in mine if position in taken.refused]
+        if refused:
+            request.done.set_exception(NotHandled(f"a fault of the scheduler's; set aside: {'; '.join(refused)}"))
+        else:
+            request.done.set_result(None)
+
+
+def log(text: str) -> None:
+    """Write a line to the scheduler actor's log."""
+    print(f"cotenant scheduler: {text}", flush=True)  # noqa: T201 - the actor's log

@@ -15,8 +15,9 @@ from pathlib import Path
 from ray.exceptions import RayError
 
 from cotenant.actors.clock import SteadyClock
-from cotenant.actors.contacts import HostContact, Request
+from cotenant.actors.contacts import HostContact, Request, answer, log
 from cotenant.actors.fleet import Fleet
+from cotenant.actors.leaving import kept_off, to_end
 from cotenant.actors.messages import HostReport
 from cotenant.actors.models import ModelShelf
 from cotenant.actors.ratelimit import RateLimiter
@@ -43,7 +44,7 @@ from cotenant.scheduler.core.events import (
 )
 from cotenant.scheduler.core.model import Job, JobSpec, Wish
 from cotenant.scheduler.core.reconcile import reconcile
-from cotenant.scheduler.errors import CotenantError, JobNotFound, NotConnected, NotHandled
+from cotenant.scheduler.errors import CotenantError, GoingDown, JobNotFound, NotConnected, NotHandled
 from cotenant.scheduler.journal.ledger import Ledger, Taken
 from cotenant.scheduler.journal.store import Journal, JournalError, JournalTaken, NotRecordable
 from cotenant.scheduler.specs import check_queue, check_reason, check_spec
@@ -96,6 +97,7 @@ class Scheduler:
         self._limiter = RateLimiter(REQUEST_RATE, REQUEST_BURST)
         self._fleet = fleet or Fleet(self.settings)
         self._scaler = Scaler(self._fleet.resize)
+        self._going_down = False  # nothing is taken and nothing starts any more
         self._stopping = threading.Event()
         self._ended = threading.Event()  # the commit loop has
         if hosts:  # whether they still exist shows when they report; until then nothing is placed there
@@ -112,7 +114,10 @@ class Scheduler:
         return os.getpid()
 
     def submit(self, specs: list[JobSpec]) -> list[JobView]:
-        """Accept jobs; durable on return. A job id that is known already is the same job."""
+        """Accept jobs; durable on return. A job id that is known already is the same job, also while going down."""
+        with self._lock:
+            if self._going_down and any(spec.job_id not in self._core.state.jobs for spec in specs):
+                raise GoingDown
         for spec in specs:
             check_spec(spec)
             check_queue(spec, self._core.state.settings)
@@ -272,7 +277,7 @@ class Scheduler:
             contact.seen = time.monotonic()
             contact.claim, contact.note, contact.controls = report.claim, report.note, report.controls
             known = self._core.state.hosts.get(host_id)
-            joined = known is None or not known.reachable or known.gpus != report.host.gpus
+            joined = not self._going_down and (known is None or not known.reachable or known.gpus != report.host.gpus)
         events: list[Event] = [HostJoined(report.host)] if joined else []
         recorded = self._record([*events, *report.events])
         with self._lock:
@@ -295,11 +300,18 @@ class Scheduler:
     # -- lifecycle --------------------------------------------------------------------------------------------------
 
     def shut_down(self) -> int:
-        """Stop every job, then the background threads; returns how many jobs were still active."""
+        """Take no jobs and start none from now on, and stop those that hold something; returns how many those were.
+
+        Jobs that wait stay in the journal. That nothing starts is recorded before it is looked what runs: a job that
+        was taken until then is stopped or waits, and none is left running.
+        """
         with self._lock:
-            active = [job.job_id for job in queries.jobs(self._core.state, active_only=True, limit=None)]
-        if active:
-            self._commit([StopRequested(job_id, "cotenant down") for job_id in active])
+            self._going_down = True
+            hosts = list(self._core.state.hosts)
+        self._commit([HostUnreachable(host_id, str(GoingDown())) for host_id in hosts])
+        with self._lock:
+            active = to_end(self._core.state)
+        self._commit([StopRequested(job_id, "cotenant down") for job_id in active])
         return len(active)
 
     def close(self) -> None:
@@ -359,13 +371,13 @@ class Scheduler:
             if events:
                 self._commit(events)
         except NotHandled as error:
-            _log(f"report: {error}")
+            log(f"report: {error}")
         except NotRecordable as error:
             if len(events) > 1:  # the others are not to blame
                 return all(self._record([event]) for event in events)
-            _log(f"report: {error}")
+            log(f"report: {error}")
         except JournalError as error:
-            _log(f"report: {error}")
+            log(f"report: {error}")
             return False
         return True
 
@@ -398,26 +410,19 @@ class Scheduler:
             if isinstance(error, JournalTaken):
                 raise  # another scheduler is in charge: this one must end
             return
-        first = 0
-        for request in group:
-            mine = range(first, first + len(request.events))
-            first = mine.stop
-            refused = [taken.refused[position] for position in mine if position in taken.refused]
-            if refused:
-                request.done.set_exception(NotHandled(f"a fault of the scheduler's; set aside: {'; '.join(refused)}"))
-            else:
-                request.done.set_result(None)
+        answer(group, taken)
         self._fleet.dispatch(taken.commands)
 
     def _take_in(self, events: Sequence[Event]) -> Taken:
         with self._lock:
+            events = kept_off(events) if self._going_down else events
             taken = self._ledger.take_in(events, self._clock.now())
             try:
                 self._ledger.snapshot_if_due()
             except JournalTaken:
                 raise
             except JournalError as error:  # the events are recorded: only the next recovery takes longer
-                _log(f"snapshot: {error}")
+                log(f"snapshot: {error}")
             return taken
 
     def _watch_loop(self) -> None:
@@ -426,7 +431,8 @@ class Scheduler:
             self._guarded("clients", self._watch_clients)
             self._guarded("models", lambda: self._follow_models(self._commit))
             self._guarded("tick", lambda: self._commit([Tick()]))
-            self._guarded("size", lambda: self._scaler.look(self._lock, self._core, self._clock.now()))
+            if not self._going_down:
+                self._guarded("size", lambda: self._scaler.look(self._lock, self._core, self._clock.now()))
 
     def _guarded(self, what: str, step: Callable[[], None]) -> None:
         """Run one step of the watch loop; Ray or the journal being unavailable for a while must not end the loop."""
@@ -435,7 +441,7 @@ class Scheduler:
         except JournalTaken:
             raise
         except (CotenantError, RayError, ConnectionError, TimeoutError) as error:
-            _log(f"watching {what}: {error}")
+            log(f"watching {what}: {error}")
 
     def _follow_models(self, take_in: Callable[[Sequence[Event]], object]) -> None:
         """Have the models predict that are active in the registry."""
@@ -492,7 +498,3 @@ class Scheduler:
             self._commit([ClientLost(job_id) for job_id in gone])
             with self._lock:
                 self._clients.update(dict.fromkeys(gone, now))  # told once a term, while they are being stopped
-
-
-def _log(text: str) -> None:
-    print(f"cotenant scheduler: {text}", flush=True)  # noqa: T201 - the actor's log

@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 
 from cotenant.scheduler.errors import (
     CotenantError,
+    GoingDown,
     HintError,
     JobNotFound,
     NotAccepted,
@@ -46,6 +47,7 @@ _STATUS: tuple[tuple[type[CotenantError], int, str], ...] = (
     (NotPermitted, 403, "not-permitted"),
     (TooManyRequests, 429, "too-many-requests"),
     (NotConnected, 503, "not-connected"),
+    (GoingDown, 503, "going-down"),
     (CotenantError, 500, "failed"),
 )
 

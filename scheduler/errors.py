@@ -6,6 +6,7 @@
     ├── NotAccepted      a field has a value that is not accepted (names the field, the value and what is accepted)
     │   └── HintError    … and the field is a hint or the job id
     ├── NotConnected     no cotenant is reachable from here
+    ├── GoingDown        cotenant is being shut down and takes no new jobs
     ├── JobNotFound      no job with that id
     ├── OutputNotKept    the output of a job, or of one of its runs, cannot be read any more
     ├── NotHandled       the scheduler met a fault of its own with this request and set it aside
@@ -64,6 +65,13 @@ class HintError(NotAccepted):
 
 class NotConnected(CotenantError):
     """No cotenant is reachable from here; the message says what to do."""
+
+
+class GoingDown(CotenantError):
+    """Cotenant is being shut down and takes no new jobs."""
+
+    def __str__(self) -> str:
+        return "cotenant is going down: no new jobs are taken"
 
 
 class JobNotFound(CotenantError, KeyError):

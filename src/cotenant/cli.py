@@ -334,7 +334,7 @@ def down(
     force: Annotated[bool, typer.Option("--force", help="Do not wait for running jobs to end.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop all jobs and cotenant, and the Ray head if 'up --local' started it."""
+    """Stop cotenant and the jobs that run, and the Ray head if 'up --local' started it."""
     from cotenant.scheduler.names import prepare_ray_environment  # noqa: PLC0415
 
     prepare_ray_environment(local=False)

@@ -11,7 +11,14 @@ from fake_client import GIB, FakeClient, job_view
 
 from cotenant.dashboards import guard, openapi
 from cotenant.scheduler.core.model import Hints, JobState
-from cotenant.scheduler.errors import CotenantError, NotConnected, NotPermitted, NotPlaceable, OutputNotKept
+from cotenant.scheduler.errors import (
+    CotenantError,
+    GoingDown,
+    NotConnected,
+    NotPermitted,
+    NotPlaceable,
+    OutputNotKept,
+)
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
 JOB = {"command": ["python", "train.py"]}
@@ -367,6 +374,7 @@ def test_accounts(http: Http) -> None:
     ("error", "status", "kind"),
     [
         (NotConnected("no cluster"), 503, "not-connected"),
+        (GoingDown(), 503, "going-down"),
         (NotPermitted("not yours"), 403, "not-permitted"),
         (NotPlaceable("too large"), 409, "not-placeable"),
         (CotenantError("broken"), 500, "failed"),

@@ -277,3 +277,11 @@ def test_down_without_jobs_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) ->
     ending = Ending(monkeypatch, 0)
     assert ending.stop(force=False) == 0
     assert (ending.told, ending.notes) == ([], [])
+
+
+def test_down_does_not_wait_for_what_is_kept_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_await", lambda *_: pytest.fail("nothing ends"))
+    ending = Ending(monkeypatch, 99, *(job_view(state, JobState(state)) for state in ("QUEUED", "SUSPENDED")))
+    ending.stop(force=False)
+    assert ending.told == []
+    assert ending.notes == ["jobs that wait are kept for the next 'cotenant up': QUEUED, SUSPENDED"]
