@@ -24,6 +24,7 @@ import psutil
 import yaml
 from demo_demand import compare_forecasts
 from demo_figures import Mode, figures
+from demo_progress import NoProgressError, Standing
 from demo_report import render_console, write_html
 from demo_sets import compare_sets
 from demo_values import MODES, PACKED
@@ -39,7 +40,6 @@ STAGES = (
     ({"retrain": False}, ("cotenant",)),  # the rest as it comes; a training would take the machine from the jobs
 )  # fmt: skip
 TITLES = {name: f"{place}/{len(MODES)} {title}" for place, (name, title) in enumerate(MODES.items(), start=1)}
-MODE_TIMEOUT_S = 300.0
 POLL_S = 0.5
 EXPLAIN_EVERY_S = 3.0
 EXAMPLES = Path(__file__).resolve().parent
@@ -65,7 +65,11 @@ def main() -> int:
     out = arguments.out.resolve()
     mix = load_mix(arguments.mix)
     started = time.monotonic()
-    modes = run_modes(mix, out, console)
+    try:
+        modes = run_modes(mix, out, console)
+    except NoProgressError as error:
+        console.print(f"[red]given up without a report: {error}[/red]")
+        return 1
     report = figures(modes, {job.name: job.family for job in mix})
     report.update(comparison(modes, out), **context(), seconds=round(time.monotonic() - started, 1))
     (out / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -178,8 +182,7 @@ def run_mode(client: Any, mode: str, mix: Sequence[DemoJob], console: Console) -
                TextColumn("{task.fields[running]}"))  # fmt: skip
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(TITLES[mode], total=len(mix), running="")
-        deadline = time.monotonic() + MODE_TIMEOUT_S
-        ask_again = 0.0
+        standing, ask_again = Standing(mode, time.monotonic()), 0.0
         while True:
             views = [view for view in client.jobs(limit=len(mix)) if view.job_id in names]
             running = ", ".join(sorted(view.name for view in views if view.state == "RUNNING"))
@@ -195,8 +198,7 @@ def run_mode(client: Any, mode: str, mix: Sequence[DemoJob], console: Console) -
                         console.print(f"  {time.time() - begun:5.1f} s  {view.name} {view.state}")
             if len(ended) == len(mix):
                 break
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"mode {mode}: not all jobs ended within {MODE_TIMEOUT_S:g} s")
+            standing.look(views, time.monotonic())
             time.sleep(POLL_S)
         progress.update(bar, running="")
     return Mode(
