@@ -27,7 +27,7 @@ from cotenant.actors.leaving import WAITING
 from cotenant.actors.nodes import head_node_id, hosting_nodes
 from cotenant.actors.prm_actor import Prm
 from cotenant.actors.scheduler_actor import Scheduler
-from cotenant.configs.settings import Settings
+from cotenant.configs.settings import ApiSettings, Settings
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.errors import CotenantError, NotConnected
 from cotenant.scheduler.names import API, NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name, home, secret
@@ -36,6 +36,7 @@ from cotenant.scheduler.views import JobView
 # Ray starts without a word without what has its port taken, by another Ray for example; without its dashboard or its
 # agent there are no Ray jobs.
 DASHBOARD_PORT, DASHBOARD_AGENT_PORT, RAY_CLIENT_PORT = 8265, 52365, 10001
+RAY_LOG = "ray-head.log"  # in the state directory
 RAY_START_TIMEOUT_S = 90.0
 HOSTS_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0  # for Ray, and for jobs whose grace periods are shorter
@@ -92,9 +93,11 @@ def up(address: str | None, local: bool, settings: Settings, api_class: type | N
         ray_pid = record.ray_pid
         _join(record.address)
     else:
+        if settings.api.enabled and api_class is not None:
+            _refuse_taken(settings.api)  # before all that takes long
         ray_pid, address = _start_ray(settings)
         try:
-            _join(address)
+            _join_own(address)
             return _finish(settings, api_class, ray_pid)
         except BaseException:
             ray.shutdown()  # a process that is connected to a Ray that ends is ended by it, and could not say why
@@ -215,9 +218,37 @@ def _join(address: str) -> None:
         raise NotConnected(f"no Ray cluster answers at {address}: {error}; 'cotenant up --local' starts one") from error
 
 
+def _join_own(address: str) -> None:
+    """Join the Ray head that was started just now.
+
+    Raises:
+        CotenantError: It is not there any more, or does not answer.
+    """
+    try:
+        _join(address)
+    except NotConnected as error:
+        raise CotenantError(f"the Ray head did not start; see {home() / RAY_LOG}") from error
+
+
+def _refuse_taken(api: ApiSettings) -> None:
+    """Refuse an address of the admin API on which this machine cannot listen.
+
+    Raises:
+        CotenantError: It is taken, or not one of this machine's.
+    """
+    family = socket.AF_INET6 if ":" in api.host else socket.AF_INET
+    try:
+        socket.create_server((api.host, api.port), family=family).close()
+    except OSError as error:
+        raise CotenantError(
+            f"the admin API cannot listen on {api.host}:{api.port} ({error.strerror}): is the port taken, by another "
+            "cotenant perhaps? Set another: COTENANT_API__PORT=8267 (0: any that is free)"
+        ) from error
+
+
 def _start_ray(settings: Settings) -> tuple[int, str]:
     """Start a Ray head in the foreground of a process of its own, so that exactly it can be stopped again."""
-    log = home() / "ray-head.log"
+    log = home() / RAY_LOG
     home().mkdir(parents=True, exist_ok=True, mode=0o700)
     port = _port()
     command = [
@@ -249,10 +280,10 @@ def _start_ray(settings: Settings) -> tuple[int, str]:
     def ready() -> bool:
         if process.poll() is not None:
             said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"]
-            raise CotenantError(f"Ray did not start (exit code {process.returncode}): {said[-1]}; its log: {log}")
+            raise CotenantError(f"the Ray head did not start (exit code {process.returncode}): {said[-1]}; see {log}")
         return "Ray runtime started" in log.read_text(encoding="utf-8", errors="replace")
 
-    _await(ready, RAY_START_TIMEOUT_S, f"Ray did not start; its log: {log}")
+    _await(ready, RAY_START_TIMEOUT_S, f"the Ray head did not start; see {log}")
     return process.pid, address
 
 

@@ -314,7 +314,7 @@ def up(
     from cotenant.actors import cluster  # noqa: PLC0415 - imports Ray
     from cotenant.dashboards.server import Api  # noqa: PLC0415
 
-    if local and not as_json and sys.stderr.isatty():
+    if local:
         _render.note("starting Ray and cotenant on this machine: half a minute, longer where others work")
     report = cluster.up(address, local, settings, Api)
     if as_json:

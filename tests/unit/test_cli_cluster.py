@@ -163,7 +163,8 @@ def test_up_and_down_report(client: FakeClient, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setitem(sys.modules, f"cotenant.{room}.{name}", fake)
         monkeypatch.setattr(importlib.import_module(f"cotenant.{room}"), name, fake, raising=False)
     code, out, err = invoke("up", "--local", "--devices", "2")
-    assert (code, err) == (0, "cotenant: a note\n")
+    waits = "cotenant: starting Ray and cotenant on this machine: half a minute, longer where others work\n"
+    assert (code, err) == (0, f"{waits}cotenant: a note\n")
     assert "127.0.0.1:1: 1 host, 2 GPUs" in out
     assert "http://127.0.0.1:8266 (token in /t)" in out
     assert seen == [(None, True, 2, "the API")]

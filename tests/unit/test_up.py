@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from fake_client import FakeClient, job_view
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from cotenant.actors import cluster
-from cotenant.configs.settings import DeviceSettings, Settings
+from cotenant.configs.settings import ApiSettings, DeviceSettings, Settings
 from cotenant.scheduler.core.model import JobState
 from cotenant.scheduler.errors import CotenantError
 from cotenant.scheduler.names import SCHEDULER, agent_name
@@ -285,3 +286,42 @@ def test_down_does_not_wait_for_what_is_kept_and_names_it(monkeypatch: pytest.Mo
     ending.stop(force=False)
     assert ending.told == []
     assert ending.notes == ["jobs that wait are kept for the next 'cotenant up': QUEUED, SUSPENDED"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_taken_port_is_told_before_ray_is_started(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setattr(cluster.ClusterRecord, "load", lambda: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster, "_start_ray", lambda _: pytest.fail("Ray is started"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        settings = Settings(api=ApiSettings(host=host, port=port))
+        with pytest.raises(CotenantError, match=rf"cannot listen on {host}:{port} \(.*COTENANT_API__PORT"):
+            cluster.up(None, True, settings, object)
+
+
+def test_a_free_port_stays_free_for_the_api() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    for _ in range(2):
+        cluster._refuse_taken(ApiSettings(port=port))
+
+
+def test_a_ray_head_that_is_gone_at_once_is_one_line_with_its_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended: list[int] = []
+
+    def fail(**_: object) -> None:
+        raise ConnectionError("failed to connect to GCS\nat all")
+
+    monkeypatch.setattr(cluster.ClusterRecord, "load", lambda: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster, "_start_ray", lambda _: (4711, "127.0.0.1:1"))
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(cluster, "_end_ray", ended.append)
+    monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
+    with pytest.raises(CotenantError, match=rf"^the Ray head did not start; see {tmp_path}/ray-head.log$"):
+        cluster.up(None, True, Settings(), None)
+    assert ended == [4711], "nothing of it is left"
