@@ -345,7 +345,7 @@ def down(
         _render.print_json(asdict(report))
         return
     if report.found:
-        typer.echo(f"stopped; jobs that had not ended (queued and suspended ones too): {report.stopped_jobs}")
+        typer.echo(f"stopped; jobs stopped: {report.stopped_jobs}")
     for line in report.notes:
         _render.note(line)
 

@@ -169,7 +169,7 @@ def test_up_and_down_report(client: FakeClient, monkeypatch: pytest.MonkeyPatch)
     assert "http://127.0.0.1:8266 (token in /t)" in out
     assert seen == [(None, True, 2, "the API")]
     assert json.loads(invoke("up", "--json")[1])["gpus"] == 2
-    assert invoke("down", "--force")[1] == ("stopped; jobs that had not ended (queued and suspended ones too): 3\n")
+    assert invoke("down", "--force")[1] == ("stopped; jobs stopped: 3\n")
     _, out, err = invoke("down", "--json")
     assert json.loads(out) == {"found": True, "stopped_jobs": 0, "notes": []}
     assert err == "cotenant: waiting\n", "what is waited for is told there too"
