@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,12 @@ from fake_client import FakeClient, job_view
 
 from cotenant import _preflight, cli
 from cotenant.scheduler.core.model import JobState
+
+
+@pytest.fixture(autouse=True)
+def _python_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of tests run ``python``; where the shell knows it as ``python3`` only, they would be warned of."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture(autouse=True)
