@@ -342,7 +342,7 @@ class TestSeries:
         assert (kinds, options) == (("gru", "tcn", "trees"), TrainingOptions())
 
     def test_only_what_matters_is_drawn(self) -> None:
-        problem, study = self.problem(), optuna.create_study()
+        problem, study = self.problem(), optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
         drawn = [problem.suggest(study.ask()) for _ in range(40)]
         for options in drawn:
             assert ("trees" in options) == ("trees" in str(options["experts"]))
