@@ -29,6 +29,7 @@ _STATE_STYLES = {
     "FAILED": "red",
     "CANCELLED": "magenta",
 }
+_RUNS = ("RUNNING", "STOPPING")
 _BAR = 12
 _GAP = 2  # between two columns
 _JOB_ID_WIDTH = 26
@@ -108,8 +109,12 @@ def span(seconds: float) -> str:
     return "".join(parts[:2])
 
 
-def _age(job: JobView, now: float) -> str:
-    return span((job.ended_at or now) - (job.started_at or job.submitted_at))
+def _ran(job: JobView, now: float) -> str:
+    """Return how long a job has run since it was last started or thawed, saving included; "-" when it never ran."""
+    if job.started_at is None:
+        return "-"
+    off = (change.at for change in job.history if change.at > job.started_at and change.state not in _RUNS)
+    return span(next(off, job.ended_at or now) - job.started_at)
 
 
 def _shares(shares: Iterable[ShareView]) -> str:
@@ -178,8 +183,8 @@ def jobs(views: Sequence[JobView]) -> RenderableType:
         return Text("no jobs")
     now = time.time()
     table = FittingTable(
-        *("JOB", "NAME", "STATE", "UTIL", "STEPS/S", "SLOWDOWN", "TIME", "SHARES OR REASON"),
-        spare=("STEPS/S", "UTIL", "NAME", "SLOWDOWN", "TIME"),
+        *("JOB", "NAME", "STATE", "UTIL", "STEPS/S", "SLOWDOWN", "AGE", "RAN", "SHARES OR REASON"),
+        spare=("STEPS/S", "UTIL", "NAME", "SLOWDOWN", "AGE", "RAN"),
         last_width=28,
     )
     for job in views:
@@ -191,7 +196,8 @@ def jobs(views: Sequence[JobView]) -> RenderableType:
             _util(job),
             number(usage.step_rate if usage else None),
             _slowdown(job),
-            _age(job, now),
+            span(now - job.submitted_at),
+            _ran(job, now),
             _where(job),
         )
     return table

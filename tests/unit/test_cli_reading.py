@@ -15,12 +15,24 @@ from rich.console import Console
 from cotenant import _predictions, _render, cli
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.core.model import JobState
-from cotenant.scheduler.views import DemandScoreView, SlowdownScoreView
+from cotenant.scheduler.views import DemandScoreView, HistoryView, SlowdownScoreView
 
 JOB_ID = "job-20301231-235959-abcdef"
+SUBMITTED = {"submitted_at": time.time() - 86399.0, "started_at": time.time() - 43199.0}
 LONG = [
-    job_view(JOB_ID, name="a-name-of-some-length", shares=[SHARE.model_copy(update={"gpu_id": "cpu-vm-4f84ed-1"})]),
-    job_view("job-20301231-235959-000000", JobState.QUEUED, shares=[], reason="2 GPUs: predicted slowdown 1.88 > 1.50"),
+    job_view(
+        JOB_ID,
+        name="a-name-of-some-length",
+        shares=[SHARE.model_copy(update={"gpu_id": "cpu-vm-4f84ed-1"})],
+        **SUBMITTED,
+    ),
+    job_view(
+        "job-20301231-235959-000000",
+        JobState.QUEUED,
+        shares=[],
+        reason="2 GPUs: predicted slowdown 1.88 > 1.50",
+        **SUBMITTED,
+    ),
 ]
 
 
@@ -42,6 +54,39 @@ def test_the_prediction_for_a_job_that_has_ended_is_not_shown() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(_render.jobs([ended]))
     assert "1.10x" not in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("state", "times", "ran"),
+    [
+        (JobState.QUEUED, [], "-"),
+        (JobState.RUNNING, [("RUNNING", 100)], "1m40s"),
+        (JobState.STOPPING, [("RUNNING", 100), ("STOPPING", 90)], "1m40s"),
+        (JobState.SUSPENDED, [("RUNNING", 100), ("STOPPING", 90), ("SUSPENDED", 60)], "40s"),
+        (JobState.STARTING, [("RUNNING", 100), ("QUEUED", 70), ("STARTING", 5)], "30s"),
+        (JobState.FAILED, [("RUNNING", 100), ("FAILED", 80)], "20s"),
+        (JobState.FAILED, [("STARTING", 100), ("FAILED", 80)], "-"),
+    ],
+)
+def test_ps_says_how_old_a_job_is_and_how_long_its_run_lasted(
+    monkeypatch: pytest.MonkeyPatch, state: JobState, times: list[tuple[str, float]], ran: str
+) -> None:
+    """Two columns with one meaning each, in every state: time that waits or stays suspended is not time that runs."""
+    now = 1e6
+    monkeypatch.setattr(time, "time", lambda: now)
+    history = [HistoryView(at=now - ago, state=JobState(name), reason="") for name, ago in times]
+    job = job_view(
+        state=state,
+        submitted_at=now - 7200,
+        started_at=next((change.at for change in history if change.state is JobState.RUNNING), None),
+        ended_at=history[-1].at if state.terminal else None,
+        history=history,
+    )
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(_render.jobs([job]))
+    heads, row = console.export_text().splitlines()[:2]
+    age_at, ran_at = heads.index("AGE"), heads.index("RAN")
+    assert (row[age_at:].split()[0], row[ran_at:].split()[0]) == ("2h", ran)
 
 
 @pytest.mark.parametrize(
