@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from common import Row
+from common import Row, spread_over
 from interference_sets import Case, Folds, folds, job_groups, pair_rows
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -35,21 +35,37 @@ def r2(truth: Floats, predicted: Floats) -> float:
     return float(1.0 - np.sum((truth - predicted) ** 2) / np.sum((truth - truth.mean()) ** 2))
 
 
-def regret(case: Case, predicted: Floats) -> float | None:
-    """Mean loss in min(n of both) when every job with more than ten measured partners takes the best predicted one.
+def regrets(case: Case, predicted: Floats) -> list[Floats]:
+    """Losses in min(n of both) when every job with more than ten measured partners takes the best predicted one.
 
-    None where no job has as many.
+    One array per family of the choosing jobs; none where no job has as many partners.
     """
     pairs = pair_rows(case.table)
     truth = np.array([case.truth[list(rows)].min() for rows in pairs])
     guess = np.array([predicted[list(rows)].min() for rows in pairs])
     a, b = (np.array([side[rows[0]] for rows in pairs]) for side in (case.table.focal, case.table.other))
-    losses = []
-    for job in range(len(case.table.jobs)):
+    losses: dict[str, list[float]] = {}
+    for job, family in enumerate(case.table.jobs.families):
         mine = np.flatnonzero((a == job) | (b == job))
         if len(mine) > ENOUGH_PARTNERS:
-            losses.append(truth[mine].max() - truth[mine][np.argmax(guess[mine])])
-    return float(np.mean(losses)) if losses else None
+            losses.setdefault(family, []).append(truth[mine].max() - truth[mine][np.argmax(guess[mine])])
+    return [np.array(each) for each in losses.values()]
+
+
+def by_family(case: Case) -> list[Ints]:
+    """The rows of every family of focal jobs: they err together."""
+    families = np.array(case.table.jobs.families)[case.table.focal]
+    return [np.flatnonzero(families == family) for family in dict.fromkeys(families)]
+
+
+def spread_of(case: Case, figure: Callable[[Floats, Floats], float], predicted: Floats) -> float | None:
+    """The spread over families of ``figure`` of truth and prediction, where there is a prediction."""
+
+    def of(rows: Ints) -> float:
+        return figure(case.truth[rows], predicted[rows])
+
+    known = [rows[np.isfinite(predicted[rows])] for rows in by_family(case)]
+    return spread_over([rows for rows in known if len(rows)], of)
 
 
 def scores(case: Case, label: str, method: str, every: list[Folds], goals: dict[str, str] | None = None) -> list[Row]:
@@ -59,30 +75,22 @@ def scores(case: Case, label: str, method: str, every: list[Folds], goals: dict[
         case: The data set.
         label: Its name and the protocol.
         method: Whose predictions.
-        every: One per seed; the mean over seeds is the value, their standard deviation the spread.
+        every: One per seed; the mean over seeds is the value, their standard deviation the spread. Where there is only
+            one, nothing is random: the spread is over the families of the focal jobs.
         goals: By metric.
     """
-    real = ~np.isin(np.array(case.table.jobs.families)[case.table.focal], UNMEASURED)
     values: dict[str, list[float]] = {}
+    spreads: dict[str, float | None] = {}
     for held in every:
-        seen, own = held.count > 0, ~np.isnan(held.focal_fold)
-        found = {
-            "MAE": mae(case.truth[seen], held.mean[seen]),
-            "MAE, one fold": mae(case.truth[own], held.focal_fold[own]),
-            "R²": r2(case.truth[seen], held.mean[seen]),
-            "R², one fold": r2(case.truth[own], held.focal_fold[own]),
-        }
-        if not real.all():
-            found["MAE without PPO/TD3 victims"] = mae(case.truth[seen & real], held.mean[seen & real])
-        lost = regret(case, held.mean) if seen.all() and method != "constant" else None
-        if lost is not None:
-            found["best partner: regret in min(n)"] = lost
-        for how, shown in (("halfway to the low end", held.cautious), ("by the expected n", held.expected)):
-            lost = regret(case, shown) if shown is not None and seen.all() else None
-            if lost is not None:
-                found[f"best partner, chosen {how}: regret in min(n)"] = lost
-        for name, value in found.items():
-            values.setdefault(name, []).append(value)
+        for name, figure, predicted in _figures(case, held):
+            known = np.isfinite(predicted)
+            values.setdefault(name, []).append(figure(case.truth[known], predicted[known]))
+            spreads[name] = spread_of(case, figure, predicted) if len(every) == 1 else None
+        for name, predicted in _choices(held) if method != "constant" and (held.count > 0).all() else ():
+            losses = regrets(case, predicted)
+            if losses:
+                values.setdefault(name, []).append(float(np.mean(np.concatenate(losses))))
+                spreads[name] = spread_over(losses, lambda rows: float(rows.mean())) if len(every) == 1 else None
     return [
         Row(
             label,
@@ -90,11 +98,29 @@ def scores(case: Case, label: str, method: str, every: list[Folds], goals: dict[
             name,
             statistics.mean(each),
             "1",
-            statistics.stdev(each) if len(each) > 1 else None,
+            statistics.stdev(each) if len(each) > 1 else spreads[name],
             (goals or {}).get(name),
         )
         for name, each in values.items()
     ]
+
+
+def _figures(case: Case, held: Folds) -> Iterator[tuple[str, Callable[[Floats, Floats], float], Floats]]:
+    """Name, how to work it out, and predictions; NaN where they do not count."""
+    yield "MAE", mae, held.mean
+    yield "MAE, one fold", mae, held.focal_fold
+    yield "R²", r2, held.mean
+    yield "R², one fold", r2, held.focal_fold
+    real = ~np.isin(np.array(case.table.jobs.families)[case.table.focal], UNMEASURED)
+    if not real.all():
+        yield "MAE without PPO/TD3 victims", mae, np.where(real, held.mean, np.nan)
+
+
+def _choices(held: Folds) -> Iterator[tuple[str, Floats]]:
+    yield "best partner: regret in min(n)", held.mean
+    for how, shown in (("halfway to the low end", held.cautious), ("by the expected n", held.expected)):
+        if shown is not None:
+            yield f"best partner, chosen {how}: regret in min(n)", shown
 
 
 def unseen(seed: int, held: int, focal: Ints, other: Ints, jobs: int) -> Ints:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from common import Row
+from common import Row, spread_over
 from interference_sets import Case
 
 from cotenant.forecasting.interference.learned import LearnedInterference
@@ -42,22 +42,35 @@ def pairs(case: Case) -> list[Predicted]:
 
 def of_pairs(case: Case, found: list[Predicted]) -> Iterator[Row]:
     """How far predicted slowdowns and savings are from the measured ones, over all pairs."""
-    label = f"{case.name}, all pairs, LOF"
+    label, groups = f"{case.name}, all pairs, LOF", _by_family([each.measured for each in found])
+    n = np.array([min(1.0, each.measured.throughput) for each in found])
     for method, predict in _methods().items():
-        n = np.array([min(1.0, each.measured.throughput) for each in found])
         guess = np.array([predict(each) for each in found])
-        yield Row(label, method, "MAE of n", float(np.mean(np.abs(guess - n))), "1")
-        yield Row(label, method, "mean error of n", float(np.mean(guess - n)), "1")
-        yield Row(label, method, "MAE of the slowdown", float(np.mean(np.abs(1 / guess - 1 / n))), "1")
-        yield Row(label, method, "mean error of the slowdown", float(np.mean(1 / guess - 1 / n)), "1")
-        yield Row(label, method, f"predictions of n within {CLOSE}", float(np.mean(np.abs(guess - n) <= CLOSE)), "1")
-        errors = np.array([*_saving_errors(found, n, guess)])
-        yield Row(label, method, "MAE of the saving", float(np.mean(np.abs(errors))), "1")
-        yield Row(label, method, "mean error of the saving", float(np.mean(errors)), "1")
+        slowdown = 1 / guess - 1 / n
+        yield _over(label, method, "MAE of n", np.abs(guess - n), groups)
+        yield _over(label, method, "mean error of n", guess - n, groups)
+        yield _over(label, method, "MAE of the slowdown", np.abs(slowdown), groups)
+        yield _over(label, method, "mean error of the slowdown", slowdown, groups)
+        yield _over(label, method, f"predictions of n within {CLOSE}", np.abs(guess - n) <= CLOSE, groups)
+        errors, families = _saving_errors(found, n, guess)
+        yield _over(label, method, "MAE of the saving", np.abs(errors), families)
+        yield _over(label, method, "mean error of the saving", errors, families)
     inside = [each.ours.low <= min(1.0, each.measured.throughput) <= each.ours.high for each in found]
     overlap = [each.ours.low <= each.measured.high and min(1.0, each.measured.low) <= each.ours.high for each in found]
-    yield Row(label, "cotenant", "coverage of the 80 % interval", float(np.mean(inside)), "1")
-    yield Row(label, "cotenant", "measured and predicted intervals overlap", float(np.mean(overlap)), "1")
+    yield _over(label, "cotenant", "coverage of the 80 % interval", np.array(inside), groups)
+    yield _over(label, "cotenant", "measured and predicted intervals overlap", np.array(overlap), groups)
+
+
+def _by_family(rows: list[Observation]) -> list[np.ndarray]:
+    """The numbers of the rows of every family of focal jobs: they err together."""
+    families = np.array([each.focal.family for each in rows])
+    return [np.flatnonzero(families == name) for name in dict.fromkeys(families)]
+
+
+def _over(case: str, method: str, metric: str, values: np.ndarray, groups: list[np.ndarray]) -> Row:
+    """A mean, with its spread over the groups."""
+    spread = spread_over(groups, lambda rows: float(np.mean(values[rows])))
+    return Row(case, method, metric, float(np.mean(values)), "1", spread)
 
 
 def of_triples(case: Case) -> Iterator[Row]:
@@ -65,7 +78,7 @@ def of_triples(case: Case) -> Iterator[Row]:
     triples = [each for each in case.measured if len(each.others) == 2]
     if not triples:
         return
-    truth = np.array([min(1.0, each.throughput) for each in triples])
+    truth, groups = np.array([min(1.0, each.throughput) for each in triples]), _by_family(triples)
     whole = LearnedInterference({triples[0].gpu_type: fit_pairs(case.ours, case.mode)})
     known = [whole.predict([each.focal, *each.others], each.gpu_type)[0] for each in triples]
     by_pair = {
@@ -76,19 +89,18 @@ def of_triples(case: Case) -> Iterator[Row]:
         ("all pairs known", known),
     ):
         name = f"{case.name}, triples, {label}"
-        yield Row(name, "cotenant", "MAE of n", _error(truth, [each.mid for each in found]), "1")
+        errors = np.abs(truth - np.array([each.mid for each in found]))
+        yield _over(name, "cotenant", "MAE of n", errors, groups)
         inside = [each.low <= n <= each.high for each, n in zip(found, truth, strict=True)]
-        yield Row(name, "cotenant", "coverage of the 80 % interval", float(np.mean(inside)), "1")
-    products = [
-        (n, math.prod(min(1.0, by_pair[key].throughput) for key in keys))
-        for n, keys in zip(truth, map(_pairs_of_set, triples), strict=True)
-        if all(key in by_pair for key in keys)
-    ]
+        yield _over(name, "cotenant", "coverage of the 80 % interval", np.array(inside), groups)
     name = f"{case.name}, triples, all pairs known"
-    yield Row(name, "product of the measured pairs", "MAE of n", float(np.mean([abs(a - b) for a, b in products])), "1")
+    complete = [each for each in triples if all(key in by_pair for key in _pairs_of_set(each))]
+    products = [math.prod(min(1.0, by_pair[key].throughput) for key in _pairs_of_set(each)) for each in complete]
+    errors = np.abs(np.array([min(1.0, each.throughput) for each in complete]) - np.array(products))
+    yield _over(name, "product of the measured pairs", "MAE of n", errors, _by_family(complete))
     rule = UtilisationRule()
     guesses = [rule.predict([each.focal, *each.others], each.gpu_type)[0].mid for each in triples]
-    yield Row(name, "UtilisationRule", "MAE of n", _error(truth, guesses), "1")
+    yield _over(name, "UtilisationRule", "MAE of n", np.abs(truth - np.array(guesses)), groups)
     yield Row(name, "cotenant", "rows", float(len(triples)), "rows")
 
 
@@ -192,14 +204,14 @@ def _methods() -> dict[str, object]:
     }
 
 
-def _saving_errors(found: list[Predicted], n: np.ndarray, guess: np.ndarray) -> Iterator[float]:
-    """Predicted − measured packing saving, 1 − 1/Σ n, of every pair of which both jobs were measured."""
+def _saving_errors(found: list[Predicted], n: np.ndarray, guess: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Predicted − measured packing saving, 1 − 1/Σ n, of every pair of which both jobs were measured; and by family."""
     rows: dict[str, list[int]] = {}
     for row, each in enumerate(found):
         rows.setdefault(_set(each.measured), []).append(row)
-    for both in rows.values():
-        if len(both) == 2:
-            yield 1.0 / float(n[both].sum()) - 1.0 / float(guess[both].sum())
+    both = np.array([each for each in rows.values() if len(each) == 2])
+    errors = 1.0 / n[both].sum(axis=1) - 1.0 / guess[both].sum(axis=1)
+    return errors, _by_family([found[row].measured for row in both[:, 0]])
 
 
 def _pairs_of_set(each: Observation) -> list[tuple[str, str]]:
@@ -212,7 +224,3 @@ def _set(each: Observation) -> str:
 
 def _util(job: DemandProfile) -> float:
     return 1.0 if job.source == "unknown" else job.util_mean
-
-
-def _error(truth: np.ndarray, guess: list[float]) -> float:
-    return float(np.mean(np.abs(truth - np.array(guess))))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from common import Row
-from interference_baselines import mae, r2, rules
+from common import Row, spread_over
+from interference_baselines import by_family, mae, r2, rules, spread_of
 from interference_sets import Case, folds
 from numpy.typing import NDArray
 
@@ -25,6 +25,7 @@ OBSERVED = (0, 1, 2, 5)  # pairs of a new job
 ONLINE_SEEDS = 3
 EVIDENCE = 2000  # observations on top of a model
 NEW_JOBS = 60  # they are of
+REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +95,17 @@ def across_types(cases: list[Case]) -> Iterator[Row]:
         model = fit_pairs(pool)
         found = model.predict(here.jobs, here.focal, here.other)
         truth, known = target.truth, np.isfinite(elsewhere)
-        yield Row(f"{label}, families known there", "cotenant", "MAE", mae(truth, found.mid), "1")
-        yield Row(f"{label}, families known there", "cotenant", "R²", r2(truth, found.mid), "1")
+        yield from _scored(target, f"{label}, families known there", found.mid)
         low, high = (found.mid + OTHER_TYPE_WIDENS * (end - found.mid) for end in (found.low, found.high))
-        inside = float(np.mean((low - 1e-9 <= truth) & (truth <= high + 1e-9)))
-        yield Row(f"{label}, families known there", "cotenant", "coverage of the widened 80 % interval", inside, "1")
+        inside = (low - 1e-9 <= truth) & (truth <= high + 1e-9)
+        metric, spread = "coverage of the widened 80 % interval", spread_over(by_family(target), _part(inside))
+        yield Row(f"{label}, families known there", "cotenant", metric, float(inside.mean()), "1", spread)
         for method, values in (
             ("same pair there", elsewhere),
             ("constant", np.full(len(truth), pool.throughput.mean())),
         ):
-            yield Row(f"{label}, families known there", method, "MAE", mae(truth[known], values[known]), "1")
+            spread = spread_of(target, mae, np.where(known, values, np.nan))
+            yield Row(f"{label}, families known there", method, "MAE", mae(truth[known], values[known]), "1", spread)
         both, rows = pool.jobs.joined(here.jobs), len(pool)
         merged = PairTable(
             pool.names,
@@ -119,7 +121,8 @@ def across_types(cases: list[Case]) -> Iterator[Row]:
                 model = fit_pairs(merged.rows(train[train < rows]))
                 total[new] += model.predict(here.jobs, here.focal[new], here.other[new]).mid
                 count[new] += 1
-        yield Row(f"{label}, LOF", "cotenant", "MAE", mae(truth, total / count), "1")
+        spread = spread_of(target, mae, total / count)
+        yield Row(f"{label}, LOF", "cotenant", "MAE", mae(truth, total / count), "1", spread)
 
 
 def across_sets(case: Case, others: list[Case]) -> Iterator[Row]:
@@ -129,10 +132,20 @@ def across_sets(case: Case, others: list[Case]) -> Iterator[Row]:
         theirs, ours = replace(other, features=shared).ours, replace(case, features=shared).ours
         strangers = Jobs(tuple("" for _ in ours.jobs.ids), tuple("" for _ in ours.jobs.ids), ours.jobs.features)
         found = fit_pairs(theirs, other.mode).predict(strangers, ours.focal, ours.other)
-        yield Row(f"{case.name}, from {other.name}", "cotenant", "MAE", mae(case.truth, found.mid), "1")
-        yield Row(f"{case.name}, from {other.name}", "cotenant", "R²", r2(case.truth, found.mid), "1")
+        yield from _scored(case, f"{case.name}, from {other.name}", found.mid)
     for name, values in rules(case).items():
-        yield Row(f"{case.name}, from nothing", name, "MAE", mae(case.truth, values), "1")
+        spread = spread_of(case, mae, values)
+        yield Row(f"{case.name}, from nothing", name, "MAE", mae(case.truth, values), "1", spread)
+
+
+def _scored(case: Case, label: str, predicted: Floats) -> Iterator[Row]:
+    for metric, figure in (("MAE", mae), ("R²", r2)):
+        spread = spread_of(case, figure, predicted)
+        yield Row(label, "cotenant", metric, figure(case.truth, predicted), "1", spread)
+
+
+def _part(inside: NDArray[np.bool_]) -> Callable[[Ints], float]:
+    return lambda rows: float(inside[rows].mean())
 
 
 def _renamed(case: Case) -> PairTable:
@@ -188,8 +201,8 @@ def cost(case: Case, sets: int = 2000) -> Iterator[Row]:
         ("asked again", lambda: _one_by_one(predictor, pairs[:200]), 200),
         (f"{len(pairs)} at once", lambda: predictor.predict_many(pairs, "gpu"), len(pairs)),
     ):
-        value = _process_time(work) / count * 1e6
-        yield Row(f"cost, {len(table.names)} features", "cotenant", f"candidate pair, {label}", value, "µs")
+        metric = f"candidate pair, {label}"
+        yield _cost(f"cost, {len(table.names)} features", metric, _process_times(work), 1e6 / count, "µs")
 
 
 def evidence_cost(case: Case) -> Iterator[Row]:
@@ -208,21 +221,25 @@ def evidence_cost(case: Case) -> Iterator[Row]:
         for members in sets:
             fresh(told, [members], gpu_type)
 
-    yield Row(
-        label, "cotenant", "with_evidence, all at once", 1e3 * _process_time(lambda: base.with_evidence(evidence)), "ms"
-    )
-    yield Row(label, "cotenant", "a new pair, one by one", 1e3 * _process_time(ask) / len(sets), "ms")
+    whole = _process_times(lambda: base.with_evidence(evidence))
+    yield _cost(label, "with_evidence, all at once", whole, 1e3, "ms")
+    yield _cost(label, "a new pair, one by one", _process_times(ask), 1e3 / len(sets), "ms")
     more = [replace(evidence[0], focal=strangers[0])]
-    yield Row(label, "cotenant", "with_evidence, one more", 1e3 * _process_time(lambda: told.with_evidence(more)), "ms")
+    yield _cost(label, "with_evidence, one more", _process_times(lambda: told.with_evidence(more)), 1e3, "ms")
 
 
-def _process_time(work: Callable[[], object]) -> float:
+def _cost(label: str, metric: str, seconds: list[float], scale: float, unit: str) -> Row:
+    """The least of the times: what else the machine did only adds to them."""
+    return Row(label, "cotenant", metric, scale * min(seconds), unit, scale * statistics.stdev(seconds))
+
+
+def _process_times(work: Callable[[], object]) -> list[float]:
     times = []
-    for _ in range(3):
+    for _ in range(REPEATS):
         begin = time.process_time()
         work()
         times.append(time.process_time() - begin)
-    return min(times)
+    return times
 
 
 def _made_up(name: str, util: float) -> DemandProfile:
