@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cotenant.placement.types import FitError, FitErrorKind
@@ -62,6 +63,12 @@ def _nearest(errors: Iterable[FitError]) -> tuple[float, float]:
 def memory_text(value: float) -> str:
     """Return bytes as people read them."""
     return f"{value / GIB:.1f} GiB" if value >= 0.1 * GIB else f"{value / (1 << 20):.0f} MiB"
+
+
+def at_most_memory(value: float) -> str:
+    """Return bytes as a size that a hint accepts and that is not larger: what is rounded up would be refused again."""
+    unit, name = (GIB, "GiB") if value >= GIB else (float(1 << 20), "MiB")
+    return f"{math.floor(value / unit * 10.0) / 10.0:.1f} {name}"
 
 
 def _at_least(errors: Sequence[FitError]) -> str:
@@ -153,7 +160,7 @@ def _says(text: str) -> Callable[[Sequence[FitError]], str]:
 def _help_memory(errors: Sequence[FitError]) -> str:
     _, available = _nearest(errors)
     return (
-        f"ask for at most {memory_text(available)} of gpu_memory per GPU"
+        f"ask for at most {at_most_memory(available)} of gpu_memory per GPU"
         if available > 0
         else "wait for memory to be freed"
     )
@@ -176,7 +183,7 @@ def _help_own_slowdown(errors: Sequence[FitError]) -> str:
 
 def _help_gpus(errors: Sequence[FitError]) -> str:
     _, available = _nearest(errors)
-    return f"ask for at most {available:.0f} GPUs" if available > 0 else "add a GPU host"
+    return f"ask for at most {available:.0f} GPU{'s' if available != 1 else ''}" if available > 0 else "add a GPU host"
 
 
 _CLUSTER: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {

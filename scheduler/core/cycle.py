@@ -28,6 +28,7 @@ from cotenant.scheduler.core.proposal import Plan, Proposal
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn
+from cotenant.scheduler.core.unmet import unmet
 from cotenant.scheduler.core.waiting import fits_idle
 from cotenant.scheduler.core.walk import walk
 
@@ -96,11 +97,11 @@ def _give_up(turn: Turn, ask: Ask) -> None:
         return
     what = "the quota does not allow it" if ask.over_quota else "no device of this cluster could ever take it"
     lasting = tuple(error for error in refusal.errors if error.never) or refusal.errors  # not what is short just now
-    reason = f"{what}: {explain(lasting)}"
+    why = f"{what}: {explain(lasting)}"
     examples = tuple({error.kind: error for error in reversed(lasting)}.values())
     for job in state.in_order(ask.jobs):
         if _could_never_run(job):
-            ended = advance(job, JobState.FAILED, turn.now, reason)
+            ended = advance(job, JobState.FAILED, turn.now, "; ".join([why, *unmet(job, lasting, len(state.gpus))]))
             state.put(replace(ended, fit_errors=examples, not_placeable=True))
 
 

@@ -19,8 +19,11 @@ from scheduling import GIB, Driver, host, profile, settings, spec
 
 from cotenant import cli
 from cotenant.placement.explain import explain
+from cotenant.placement.types import FitError
 from cotenant.scheduler.core.events import HostJoined, JobExited, JobSubmitted, StartFailed, Tick
-from cotenant.scheduler.core.model import JobSpec
+from cotenant.scheduler.core.model import Job, JobSpec, JobState
+from cotenant.scheduler.core.unmet import unmet
+from cotenant.scheduler.hints import parse_hints
 
 MIB = 1 << 20
 
@@ -138,6 +141,48 @@ def test_jobs_larger_than_the_cluster_end_at_once_and_say_why(hints: dict[str, A
     assert driver.job("b").lease is not None
 
 
+@pytest.mark.parametrize(
+    ("hints", "told", "accepted"),
+    [
+        (
+            {"gpus": 3},
+            "gpus: 3 cannot be met on one host; give at most 2, or gang cluster instead of host",
+            {"gpus": 2},
+        ),
+        ({"gpus": 5, "gang": "cluster"}, "gpus: 5 cannot be met; give at most 4", {"gpus": 4, "gang": "cluster"}),
+        (
+            {"gpu_memory": 200 * GIB},
+            "gpu_memory: 200.0 GiB cannot be met; give at most 15.9 GiB",
+            {"gpu_memory": "15.9GiB"},
+        ),
+        ({"cpus": 9.0}, "cpus: 9 cannot be met; give at most 8", {"cpus": 8.0}),
+        (
+            {"gpus": 2, "cpus": 5.0},
+            "cpus: 5 cannot be met for each of 2 GPUs on one host; give at most 4",
+            {"gpus": 2, "cpus": 4.0},
+        ),
+    ],
+)
+def test_a_job_that_can_never_run_is_told_which_hint_cannot_be_met_and_what_is_accepted(
+    hints: dict[str, Any], told: str, accepted: dict[str, Any]
+) -> None:
+    """What is said to be accepted is: 15.99 GiB are not rounded up to 16."""
+    hosts = [host(f"h{number}", gpus=2, memory=16 * GIB - 10 * (1 << 20), cpus=8.0) for number in (1, 2)]
+    driver = Driver(*hosts)
+    driver.submit(spec("a", **hints))
+    assert driver.job("a").reason.endswith(f"; {told}")
+    again = parse_hints(accepted, driver.now)
+    driver.submit(replace(spec("b"), hints=again))
+    assert driver.job("b").lease is not None
+
+
+def test_memory_that_was_measured_is_not_blamed_on_a_hint() -> None:
+    job = Job(spec("a"), JobState.QUEUED, 0.0)
+    assert unmet(job, [FitError("memory_never", "g", 17.0 * GIB, 16.0 * GIB, never=True)], 1) == [
+        "gpu_memory: this program was measured to need more than the largest GPU has (16.0 GiB)"
+    ]
+
+
 @pytest.mark.parametrize("hints", [{"gpus": 3}, {"gpus": 3, "gpu_memory": 8 * GIB}, {"gpu_memory": 17 * GIB}])
 def test_what_is_short_just_now_is_no_reason_why_a_job_could_never_run(hints: dict[str, Any]) -> None:
     """On a busy cluster the reason is the same as on an idle one."""
@@ -232,9 +277,11 @@ def test_a_job_larger_than_the_cluster_is_exit_code_2_and_a_conflict(running: Ca
     code, _, err = submitted("--gpus", "2")
     assert code == 2
     assert "not placeable: j: no device of this cluster could ever take it: wants 2 GPUs, at most 1" in err
+    assert "; gpus: 2 cannot be met on one host; give at most 1\n" in err
     answer = local.http("POST", "/jobs", {"command": ["python", "-c", "pass"], "hints": {"gpu_memory": "9GiB"}})
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:cotenant:problem:not-placeable")
     assert "9.0 GiB of memory wanted, at most 8.0 GiB can be had even when empty" in answer.json()["detail"]
+    assert answer.json()["detail"].endswith("; gpu_memory: 9.0 GiB cannot be met; give at most 8.0 GiB")
 
 
 def test_what_fits_runs_and_the_rest_says_why(running: Callable[..., LocalCotenant]) -> None:
