@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from cotenant.actors.messages import HostReport
 from cotenant.scheduler.core.events import Event
 from cotenant.scheduler.errors import NotHandled
 from cotenant.scheduler.journal.ledger import Taken
@@ -27,7 +28,17 @@ class HostContact:
     claim: str = ""
     note: str = ""
     controls: Mapping[str, str] = field(default_factory=dict)
+    no_freezing: str | None = None
     number: int = 0  # of the newest report
+
+    def heard(self, report: HostReport) -> None:
+        """Remember what a report says for people."""
+        self.claim, self.note, self.controls = report.claim, report.note, report.controls
+        self.no_freezing = report.no_freezing
+
+    def told(self) -> dict[str, str | None]:
+        """Return what views of the host tell of it."""
+        return {"claim": self.claim, "note": self.note, "no_freezing": self.no_freezing}
 
 
 def answer(group: Sequence[Request], taken: Taken) -> None:

@@ -13,17 +13,19 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cotenant.actors.checks import Check, verdict
 from cotenant.actors.enforcement.cgroup import find_groups
-from cotenant.actors.gpudoctor import gpu_checks
+from cotenant.actors.enforcement.choice import NO_WHOLE_GPUS
+from cotenant.actors.gpudoctor import freezing_verdict, gpu_checks
 from cotenant.scheduler.errors import CotenantError
 
 if TYPE_CHECKING:
     from cotenant.scheduler.client import Client
+    from cotenant.scheduler.views import Health, HostView
 
 MIN_PYTHON = (3, 11)
 MIN_VERSIONS = {"ray": (2, 60), "torch": (2, 13)}
@@ -228,13 +230,18 @@ def check_memory_groups() -> Check:
     )
 
 
-def check_cluster(connect: Callable[[], Client]) -> Check:
-    """A running cotenant, asked for its own health."""
+def cluster_checks(connect: Callable[[], Client]) -> list[Check]:
+    """A running cotenant, asked for its own health, and for what its hosts say that they can do."""
     try:
         with connect() as client:
-            health = client.health()
+            health, hosts = client.health(), client.hosts()
     except CotenantError as error:
-        return Check("cluster", False, "not reachable", "no job can be submitted from here", str(error), essential=True)
+        cost = "no job can be submitted from here"
+        return [Check("cluster", False, "not reachable", cost, str(error), essential=True)]
+    return [_cluster(health), *_freezing(hosts)]
+
+
+def _cluster(health: Health) -> Check:
     wrong = [f"{part.name}: {part.note or 'does not answer'}" for part in health.components if not part.ok]
     return verdict(
         "cluster",
@@ -244,3 +251,20 @@ def check_cluster(connect: Callable[[], Client]) -> Check:
         "look again in a few seconds; then 'cotenant hosts' and Ray's logs",
         essential=True,
     )
+
+
+def _freezing(hosts: Sequence[HostView]) -> list[Check]:
+    """Where the driver can freeze jobs, hosts that say the same in one line."""
+    said: dict[str | None, list[str]] = {}
+    for host in hosts:
+        said.setdefault(host.no_freezing, []).append(host.name)
+    return [_freezes(missing, names) for missing, names in said.items()]
+
+
+def _freezes(missing: str | None, names: Sequence[str]) -> Check:
+    name = f"freezing: {', '.join(names)}"
+    if missing is None:
+        return Check(name, True, "not known yet; hosts find out within half a minute after they have joined")
+    if missing == NO_WHOLE_GPUS:
+        return Check(name, True, f"no; {missing}: checkpoint: driver counts as none (checkpoint: own works)")
+    return freezing_verdict(name, missing)

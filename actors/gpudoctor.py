@@ -262,9 +262,13 @@ def _mps() -> Check:
 
 
 def _checkpoints() -> Check:
-    missing = CheckpointPause().missing()
+    return freezing_verdict("GPU checkpoints", CheckpointPause().missing())
+
+
+def freezing_verdict(name: str, missing: str) -> Check:
+    """Judge whether the driver can freeze jobs, from what is missing for that; empty = nothing is."""
     return verdict(
-        "GPU checkpoints",
+        name,
         not missing,
         missing or "jobs with checkpoint: driver can be frozen, on whole GPUs; they run without MPS",
         "checkpoint: driver does nothing here: suspending or moving a job stops it, and it starts over unless it saves "

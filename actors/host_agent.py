@@ -412,7 +412,8 @@ class HostAgent:
             self._claim_gpus(CLAIM_RETRY_S)
         lasting = (*self._notes, *self._backend.notes, *self._enforcement.notes)
         notes = "; ".join(text for text in (note, self._note, self._vacated, *lasting) if text)
-        return HostReport(self._host(), self._inventory(), events, self._claim, notes, dict(self._controls), number)
+        frozen, controls = self._enforcement.no_freezing(), dict(self._controls)
+        return HostReport(self._host(), self._inventory(), events, self._claim, notes, controls, number, frozen)
 
     def send(self, report: HostReport) -> bool:
         """See ``UplinkHost.send``."""

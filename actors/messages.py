@@ -24,6 +24,7 @@ class HostReport:
         note: Anything an administrator should know about the host.
         controls: Per job, what holds its share and what cannot be held, in words.
         number: Grows with every report of the host, over restarts of its agent: tells an old report that comes late.
+        no_freezing: Why the driver can freeze no job on the host, in words; empty = it can; None = not known yet.
     """
 
     host: Host
@@ -33,6 +34,7 @@ class HostReport:
     note: str
     controls: dict[str, str]
     number: int = 0
+    no_freezing: str | None = None
 
 
 @restorable

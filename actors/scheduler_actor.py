@@ -196,8 +196,7 @@ class Scheduler:
             views, offset = [], time.time() - time.monotonic()
             for view in queries.hosts(self._core.state):
                 contact = self._contacts.setdefault(view.host_id, HostContact(time.monotonic()))
-                seen = {"last_report_at": contact.seen + offset, "claim": contact.claim, "note": contact.note}
-                views.append(view.model_copy(update=seen))
+                views.append(view.model_copy(update={"last_report_at": contact.seen + offset, **contact.told()}))
             return views
 
     def explain(self, job_id: str) -> Explanation:
@@ -275,7 +274,7 @@ class Scheduler:
                 return False  # its agent has given it up and sent a newer one
             contact.number = report.number
             contact.seen = time.monotonic()
-            contact.claim, contact.note, contact.controls = report.claim, report.note, report.controls
+            contact.heard(report)
             known = self._core.state.hosts.get(host_id)
             joined = not self._going_down and (known is None or not known.reachable or known.gpus != report.host.gpus)
         events: list[Event] = [HostJoined(report.host)] if joined else []

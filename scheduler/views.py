@@ -79,7 +79,8 @@ class JobView(View):
     ``waits``: why it was not placed when it was last looked at; ``deadline``: whether it will make it; ``starts_over``:
     why what it has done is lost, while it is being suspended or moved. In words; empty when there is nothing to say.
     ``stop_by``: until when (Unix seconds) it may save; what is left of it then is killed. None = nobody has asked.
-    ``frozen``: where its processes are frozen; ``unfreezable``: why that has failed, so that it is not tried again.
+    ``frozen``: where its processes are frozen; ``unfreezable``: why that has failed, so that it is not tried again;
+    ``no_freezing``: why the hint ``checkpoint: driver`` counts as none where it is or, while it waits, could be, in words.
     """
 
     job_id: str
@@ -110,6 +111,7 @@ class JobView(View):
     stop_by: float | None = None
     frozen: FrozenView | None = None
     unfreezable: str = ""
+    no_freezing: str = ""
 
 
 class GpuView(View):
@@ -136,7 +138,11 @@ class GpuView(View):
 
 
 class HostView(View):
-    """A host with its agent. ``cpus``: processor cores, None = not known; ``cpus_reserved``: those jobs asked for."""
+    """A host with its agent. ``cpus``: processor cores, None = not known; ``cpus_reserved``: those jobs asked for.
+
+    ``no_freezing``: why the CUDA driver can freeze no job there (``checkpoint: driver``), in words; empty = it can;
+    None = not known yet.
+    """
 
     host_id: str
     name: str
@@ -148,6 +154,7 @@ class HostView(View):
     note: str
     cpus: float | None = None
     cpus_reserved: float = 0.0
+    no_freezing: str | None = None
 
 
 class SlowdownView(View):

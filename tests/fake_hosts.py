@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from scheduling import host
 
+from cotenant.actors.enforcement.choice import NO_WHOLE_GPUS
 from cotenant.actors.messages import HostReport
 from cotenant.actors.scheduler_actor import Scheduler
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
@@ -83,7 +84,9 @@ class FakeHost:
 
     def message(self) -> HostReport:
         """The next report."""
-        return HostReport(self.host, tuple(self.held.values()), tuple(self.events), "", "", {}, next(_NUMBERS))
+        missing = "" if any(gpu.checkpoints for gpu in self.host.gpus) else NO_WHOLE_GPUS
+        items, events = tuple(self.held.values()), tuple(self.events)
+        return HostReport(self.host, items, events, "", "", {}, next(_NUMBERS), missing)
 
     def answered(self, report: HostReport, recorded: bool) -> None:
         """Take the scheduler's answer in."""

@@ -24,6 +24,7 @@ GUARANTEES: Mapping[Method, str] = {
     "mig": "the hardware holds memory and compute to the instance, and keeps faults of other instances away",
 }
 
+NO_WHOLE_GPUS = "no whole NVIDIA GPUs here"
 NO_FREEZE: Mapping[Method, str] = {
     "cpu": "memory of a process on CPU cores is freed by ending it only",
     "mps": "the driver checkpoints no process under MPS",

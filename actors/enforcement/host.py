@@ -15,7 +15,7 @@ from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.devices.nvml.watchdog import begin
 from cotenant.actors.enforcement.base import Ceiling, EnforcementBackend
 from cotenant.actors.enforcement.cgroup import find_groups
-from cotenant.actors.enforcement.choice import GpuKind, GpuTraits, Method, choose, choose_pause
+from cotenant.actors.enforcement.choice import NO_WHOLE_GPUS, GpuKind, GpuTraits, Method, choose, choose_pause
 from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.enforcement.cuda import MigEnforcement, MpsEnforcement, TimeSliceEnforcement
 from cotenant.actors.enforcement.mps import MpsService, service_folder
@@ -160,6 +160,10 @@ class HostEnforcement(ShareFile):
         with suppress(TimeoutError):
             return self._probe.result(wait_s)
         return None
+
+    def no_freezing(self) -> str | None:
+        """Say why the driver can freeze no job on this host, empty = it can; None = not known yet. Does not wait."""
+        return self.no_checkpoints() if self._services else NO_WHOLE_GPUS
 
     def can_freeze(self, gpu_id: str) -> bool:
         """Whether the driver can freeze processes on this GPU, as far as is known; waits for nothing.

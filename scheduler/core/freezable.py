@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ from cotenant.placement.fleet import Fleet, Integers
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.model import Gpu, Job
 from cotenant.scheduler.core.state import State
+
+_ASK = "'cotenant doctor --cluster' says what is missing"
 
 
 def why_not(state: State, job: Job, shares: Sequence[Share]) -> str:
@@ -32,6 +35,31 @@ def why_not(state: State, job: Job, shares: Sequence[Share]) -> str:
     if len({gpu.gpu_type for gpu in gpus}) > 1:
         return "its GPUs are of several types"
     return _unable(state, [gpu for gpu in gpus if not gpu.checkpoints])
+
+
+def doubt(state: State, job: Job) -> str:
+    """Say why the hint ``checkpoint: driver`` counts as none where the job is or, while it waits, wherever it could be.
+
+    Args:
+        state: The state.
+        job: A job that has not ended.
+
+    Returns:
+        Words; empty when it can be frozen, when nobody asked for it, or when no host is known yet.
+    """
+    if job.lease is not None or job.unfreezable:
+        return why_not(state, job, job.lease.shares if job.lease else ())
+    if job.spec.hints.checkpoint != "driver" or job.frozen is not None or not state.hosts:
+        return ""
+    homes = Counter((gpu.host_id, gpu.gpu_type) for gpu in state.gpus.values() if gpu.checkpoints)
+    gpus, most = job.spec.hints.gpus, max(homes.values(), default=0)
+    if not most:
+        return f"the driver can freeze processes on no GPU of this cluster, as far as its hosts have told: {_ASK}"
+    if most < gpus:
+        return f"a frozen job is on one host, and none has {gpus} GPUs of one type that the driver can freeze: {_ASK}"
+    if job.spec.hints.gang == "cluster" and gpus > 1:
+        return "gang cluster: where its GPUs lie on several hosts it cannot be frozen; give gang host"
+    return ""
 
 
 def _unable(state: State, gpus: Sequence[Gpu]) -> str:

@@ -14,6 +14,7 @@ from cotenant.placement.explain import memory_text, would_help
 from cotenant.scheduler.core import outgrown
 from cotenant.scheduler.core.accounts import KINDS, Account, Kind, busy, fair_share, name_of, terms_of
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, tell, waiting_outlook
+from cotenant.scheduler.core.freezable import doubt
 from cotenant.scheduler.core.growth import refused_growth
 from cotenant.scheduler.core.interruptions import (
     ago,
@@ -204,6 +205,8 @@ def explain(
         details += [*freezable(state, job), *([f"control: {controls}"] if controls else [])]
     if not job.state.terminal:
         details.extend(interrupted(state, job, now))
+        if job.lease is None and (why := doubt(state, job)):
+            details.append(f"checkpoint: driver counts as none: {why}")
         details.extend(_deadline(state, job, now))
         details.extend(_accounts(state, job))
         details.extend(_where_numbers_come_from(state, job))
@@ -366,6 +369,7 @@ def _job_view(state: State, job: Job, controls: str) -> JobView:
         stop_by=stop_by(state, job),
         frozen=frozen_view(state, job),
         unfreezable=job.unfreezable,
+        no_freezing="" if job.state.terminal else doubt(state, job),
         deadline="" if job.state.terminal else "".join(_deadline(state, job, state.now)),
         history=[HistoryView(at=change.at, state=change.state, reason=change.reason) for change in job.history],
         colocations=[_colocation_view(line) for line in job.colocation_log],

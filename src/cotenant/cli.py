@@ -133,6 +133,7 @@ def submit(
     else:
         typer.echo(view.job_id)
     _refuse_unplaceable(view)
+    _warn(view)
 
 
 @app.command(context_settings=_COMMAND)
@@ -373,7 +374,7 @@ def doctor(
 
     found = examination.checks()
     if cluster:
-        found.append(examination.check_cluster(lambda: _client(address)))
+        found += examination.cluster_checks(lambda: _client(address))
     if as_json:
         _render.print_json([asdict(check) for check in found])
     else:
@@ -463,12 +464,19 @@ def _stay(client: Client, command: list[str], hints: Hints, **how: Any) -> int:
     with _attach.SignalInbox() as inbox:
         view = client.submit(command, hints, attached=True, **how)
         _refuse_unplaceable(view)
+        _warn(view)
         return _attach.follow(client, view.job_id, inbox, sys.stdout.buffer, _render.note)
 
 
 def _refuse_unplaceable(view: JobView) -> None:
     if view.not_placeable:
         raise NotPlaceable(f"{view.job_id}: {view.reason}")
+
+
+def _warn(view: JobView) -> None:
+    """Say on stderr what was asked for and will not be: whoever relies on it finds out too late otherwise."""
+    if view.no_freezing:
+        _render.note(f"warning: checkpoint: 'driver' counts as none for {view.job_id}: {view.no_freezing}")
 
 
 def _count(number: int, noun: str) -> str:

@@ -459,6 +459,7 @@ def test_a_driver_that_is_too_old_is_found_out(host, standin):
     host.until(lambda: host.agent._enforcement.no_checkpoints() is not None, "it is known")
     assert host.agent._enforcement.no_checkpoints() == ("probe: the driver is of CUDA 12.4; 12.8 and later can do it")
     assert host.checkpoints() == [False, False, False]
+    assert "12.8 and later" in host.agent.report(1, (), "").no_freezing
     host.start()
     host.freeze()
     host.until(lambda: host.last() == "freeze_failed", "it is told")
@@ -468,6 +469,7 @@ def test_a_driver_that_is_too_old_is_found_out(host, standin):
 def test_the_host_says_which_gpus_can_be_frozen_once_it_is_known(host):
     host.until(lambda: host.agent._enforcement.no_checkpoints() is not None, "it is known")
     assert host.checkpoints() == [True, True, True]
+    assert host.agent.report(1, (), "").no_freezing == ""
 
 
 def test_another_agent_says_at_once_what_the_one_before_has_found_out(host, monkeypatch):

@@ -184,6 +184,16 @@ def test_unreadable_or_vanished_working_directory(
     assert "cwd: the current directory is gone" in invoke("submit", "--", "true")[2]
 
 
+@pytest.mark.parametrize("command", [("submit",), ("submit", "--wait"), ("run",)])
+def test_a_checkpoint_hint_that_counts_as_none_is_told_on_stderr(client: FakeClient, command: tuple[str, ...]) -> None:
+    told = "warning: checkpoint: 'driver' counts as none for job-new: the driver can freeze processes on no GPU"
+    client.final = job_view("job-new", JobState.SUCCEEDED, no_freezing="the driver can freeze processes on no GPU")
+    code, out, err = invoke(*command, "--checkpoint", "driver", "--", "true")
+    assert (code, told in err, told in out) == (0, True, False)
+    client.final = job_view("job-new", JobState.SUCCEEDED)
+    assert "warning" not in invoke(*command, "--checkpoint", "driver", "--", "true")[2]
+
+
 def test_not_placeable_is_exit_code_2(client: FakeClient) -> None:
     client.final = job_view("job-new", JobState.FAILED, not_placeable=True, reason="8 GiB is more than any GPU has")
     for command in ("submit", "run"):

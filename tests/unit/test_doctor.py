@@ -19,6 +19,7 @@ from fake_client import FakeClient
 from cotenant.actors import doctor
 from cotenant.actors.checks import Check
 from cotenant.actors.enforcement.cgroup import MemoryGroups
+from cotenant.actors.enforcement.choice import NO_WHOLE_GPUS
 from cotenant.scheduler.errors import NotConnected
 
 Patch = Callable[[pytest.MonkeyPatch, Path], None]
@@ -161,8 +162,30 @@ def test_this_host_is_examined_without_importing_ray_or_torch() -> None:
 
 def test_cluster() -> None:
     client = FakeClient()
-    assert doctor.check_cluster(lambda: client).ok  # type: ignore[arg-type,return-value]
+    assert doctor.cluster_checks(lambda: client)[0].ok  # type: ignore[arg-type,return-value]
     client.well = False
-    assert doctor.check_cluster(lambda: client).found == "prm: restarting"  # type: ignore[arg-type,return-value]
-    got = doctor.check_cluster(raises(NotConnected("run 'cotenant up'")))
+    assert doctor.cluster_checks(lambda: client)[0].found == "prm: restarting"  # type: ignore[arg-type,return-value]
+    (got,) = doctor.cluster_checks(raises(NotConnected("run 'cotenant up'")))
     assert (got.ok, got.essential, got.fix) == (False, True, "run 'cotenant up'")
+
+
+def test_the_cluster_says_where_jobs_can_be_frozen_and_what_is_missing_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient()
+    said = {"h1": "", "h2": "cuda-core is not installed here", "h3": "", "h4": None, "h5": NO_WHOLE_GPUS}
+    (host,) = client.hosts()
+    views = [host.model_copy(update={"name": name, "no_freezing": missing}) for name, missing in said.items()]
+    monkeypatch.setattr(client, "hosts", lambda: views)
+    checks = doctor.cluster_checks(lambda: client)[1:]  # type: ignore[arg-type,return-value]
+    assert [(check.name, check.ok) for check in checks] == [
+        ("freezing: h1, h3", True),
+        ("freezing: h2", False),
+        ("freezing: h4", True),
+        ("freezing: h5", True),
+    ]
+    able, unable, unknown, cores = checks
+    assert "can be frozen" in able.found
+    assert unable.found == said["h2"]
+    assert "checkpoint: driver does nothing here" in unable.cost
+    assert "cuda-core" in unable.fix
+    assert unknown.found.startswith("not known yet")
+    assert "counts as none" in cores.found

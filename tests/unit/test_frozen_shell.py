@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 from fake_client import job_view
 from fake_hosts import FakeFleet, FakeHost, PromptScheduler
+from frozen_jobs import whole
 from rich.console import Console
-from scheduling import GIB, half, settings, spec
+from scheduling import GIB, Driver, half, host, settings, spec
 from support import wait_until
 
 from cotenant import _render
 from cotenant.actors import vital
+from cotenant.actors.enforcement.choice import NO_WHOLE_GPUS
 from cotenant.actors.scheduler_actor import Request, Scheduler
-from cotenant.scheduler.core.model import JobSpec, JobState
+from cotenant.scheduler.core.freezable import doubt
+from cotenant.scheduler.core.model import Host, Job, JobSpec, JobState
 from cotenant.scheduler.errors import HintError
 from cotenant.scheduler.journal.store import Journal
 from cotenant.scheduler.specs import check_spec
@@ -107,6 +110,46 @@ def test_stopped_it_is_gone(bench: Bench) -> None:
     bench.report()
     bench.scheduler.stop(["a"], "enough")
     assert (bench.state("a"), bench.host.held["a", 1].phase) == ("CANCELLED", "exited")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "hints", "why"),
+    [
+        ([host("h1", 2, checkpoints=True)], {"gpus": 2}, ""),
+        ([host("h1", 2, checkpoints=True)], {"checkpoint": "own"}, ""),
+        ([host("h1", 2, checkpoints=True)], {"gang": "cluster"}, ""),
+        ([], {}, ""),
+        ([host("h1", 2)], {}, "on no GPU of this cluster, as far as its hosts have told: 'cotenant doctor --cluster'"),
+        ([host("h1", 2, checkpoints=True)], {"gpus": 3}, "none has 3 GPUs of one type that the driver can freeze"),
+        (
+            [host("h1", 2, checkpoints=True)],
+            {"gpus": 2, "gang": "cluster"},
+            "gang cluster: where its GPUs lie on",
+        ),
+    ],
+)
+def test_whoever_waits_to_be_frozen_one_day_is_told_at_once_when_that_will_not_be(
+    hosts: list[Host], hints: dict[str, object], why: str
+) -> None:
+    """The program would not save, and lose all that it has done: too late when it is told once it runs."""
+    driver = Driver(*hosts)
+    job = Job(whole("a", **hints), JobState.QUEUED, 0.0)
+    told = doubt(driver.core.state, job)
+    assert why in told if why else told == ""
+
+
+def test_a_submitted_job_says_that_it_cannot_be_frozen(bench: Bench) -> None:
+    bench.run(spec("first", **DRIVER))
+    (view,) = bench.scheduler.submit([spec("second", **DRIVER)])
+    assert view.no_freezing == bench.scheduler.job("first").no_freezing == ""
+    assert [view.no_freezing for view in bench.scheduler.hosts()] == [""]
+    bench.host.host = host()
+    bench.report()
+    (view,) = bench.scheduler.submit([spec("third", **DRIVER)])
+    assert view.no_freezing.startswith("the driver can freeze processes on no GPU of this cluster")
+    assert bench.scheduler.job("first").no_freezing.startswith("the driver cannot freeze processes on h1-0")
+    assert any("counts as none" in line for line in bench.scheduler.explain("third").details)
+    assert [view.no_freezing for view in bench.scheduler.hosts()] == [NO_WHOLE_GPUS]
 
 
 def test_the_list_of_jobs_says_where_it_is() -> None:
