@@ -21,7 +21,7 @@ def forecast_view(forecast: Forecast, last: Signature, served_by: str) -> Foreca
         job_id=forecast.job_id,
         util=_rows(forecast.util),
         memory=_rows(forecast.memory),
-        peak_memory_bytes=forecast.peak_memory_bytes,
+        peak_memory_bytes=forecast.largest_memory_bytes,
         windows=forecast.windows,
         measured_at=last.start_s + last.window_s,
         served_by=served_by,

@@ -236,7 +236,7 @@ class ForecastScores:
                 memory=forecast.memory.get(horizon),
                 last_util=util,
                 last_memory=None if memory is None else memory[0],
-                peak=forecast.peak_memory_bytes,
+                peak=forecast.largest_memory_bytes,
                 last_peak=job.peak,
             )
             job.expected.append(expected)

@@ -219,6 +219,14 @@ class Forecast:
     peak_memory_bytes: float
     windows: int
 
+    @property
+    def largest_memory_bytes(self) -> float:
+        """What to expect as the largest memory until the end, in bytes: never less than at any moment until then.
+
+        The expected peak has no level, and quantiles of memory that may still be loaded can lie above it.
+        """
+        return max(self.peak_memory_bytes, *(each.p99 for each in self.memory.values()))
+
 
 ProfileSource = Literal["history", "hints", "class", "unknown"]
 

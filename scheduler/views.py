@@ -80,7 +80,7 @@ class JobView(View):
     why what it has done is lost, while it is being suspended or moved. In words; empty when there is nothing to say.
     ``stop_by``: until when (Unix seconds) it may save; what is left of it then is killed. None = nobody has asked.
     ``frozen``: where its processes are frozen; ``unfreezable``: why that has failed, so that it is not tried again;
-    ``no_freezing``: why the hint ``checkpoint: driver`` counts as none where it is or, while it waits, could be, in words.
+    ``no_freezing``: why the hint ``checkpoint: driver`` counts as none, where the job is or could be, in words.
     """
 
     job_id: str
@@ -332,8 +332,9 @@ class ForecastView(View):
     """What a job is expected to demand of each of its GPUs.
 
     ``util``: utilisation in [0, 1] it would have if its share never held it back; ``memory``: bytes. On several GPUs
-    they span all of them. ``peak_memory_bytes``: the largest memory until the job ends. ``windows``: measured windows
-    it rests on, the last of which ended at ``measured_at`` (Unix seconds). ``served_by``: what forecast, in words.
+    they span all of them. ``peak_memory_bytes``: the largest memory until the job ends, no less than any p99.
+    ``windows``: measured windows it rests on, the last of which ended at ``measured_at`` (Unix seconds).
+    ``served_by``: what forecast, in words.
     ``util_estimated``, ``memory_estimated``: the device said what it rests on of itself only, not of the job.
     """
 

@@ -98,6 +98,14 @@ def number(value: float | None, suffix: str = "") -> str:
     return "-" if value is None else f"{value:.2f}{suffix}"
 
 
+def slowdown(factor: float | None) -> str:
+    """Return how much slower than alone: "1.20x"; "<1x" where it is no slower.
+
+    Neighbours speed nobody up: what was measured alone was another phase, or not yet exact.
+    """
+    return "-" if factor is None else "<1x" if round(factor, 2) < 1.0 else number(factor, "x")
+
+
 def span(seconds: float) -> str:
     """Return a duration in its two largest units."""
     left = max(0, round(seconds))
@@ -213,10 +221,10 @@ def _util(job: JobView) -> str:
 def _slowdown(job: JobView) -> str:
     """Return the slowdown as measured; "~" marks a prediction, which means nothing any more when the job has ended."""
     if job.slowdown_measured is not None:
-        return number(job.slowdown_measured, "x")
+        return slowdown(job.slowdown_measured)
     if job.slowdown_predicted is None or job.ended_at is not None:
         return "-"
-    return f"~{number(job.slowdown_predicted, 'x')}"
+    return f"~{slowdown(job.slowdown_predicted)}"
 
 
 def _where(job: JobView) -> str:
@@ -309,8 +317,8 @@ def plan(view: PlanView) -> RenderableType:
             job.name,
             Text(job.placeable, styles[job.placeable]),
             _shares(job.shares),
-            number(job.slowdown_predicted, "x"),
-            ", ".join(f"{name} {number(slowdown, 'x')}" for name, slowdown in job.neighbours.items()) or "-",
+            slowdown(job.slowdown_predicted),
+            ", ".join(f"{name} {slowdown(factor)}" for name, factor in job.neighbours.items()) or "-",
             job.explanation,
         )
     saving = Text(f"predicted packing saving: {percent(view.packing_saving_predicted)} (nothing was done)")

@@ -15,7 +15,7 @@ from rich.console import Console
 from cotenant import _predictions, _render, cli
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.core.model import JobState
-from cotenant.scheduler.views import DemandScoreView, HistoryView, SlowdownScoreView
+from cotenant.scheduler.views import DemandScoreView, HistoryView, PlannedJob, PlanView, SlowdownScoreView
 
 JOB_ID = "job-20301231-235959-abcdef"
 SUBMITTED = {"submitted_at": time.time() - 86399.0, "started_at": time.time() - 43199.0}
@@ -54,6 +54,25 @@ def test_the_prediction_for_a_job_that_has_ended_is_not_shown() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(_render.jobs([ended]))
     assert "1.10x" not in console.export_text()
+
+
+@pytest.mark.parametrize(("factor", "told"), [(0.74, "<1x"), (0.996, "1.00x"), (1.2, "1.20x"), (0.9, "<1x")])
+def test_a_job_that_is_faster_than_alone_is_not_shown_as_a_slowdown(factor: float, told: str) -> None:
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(_render.jobs([job_view("m", slowdown_measured=factor), job_view("p", slowdown_predicted=factor)]))
+    planned = PlannedJob(
+        name="x",
+        placeable="now",
+        shares=[],
+        slowdown_predicted=factor,
+        neighbours={"n": factor},
+        explanation="",
+    )
+    console.print(_render.plan(PlanView(jobs=[planned], packing_saving_predicted=0.1)))
+    assert [
+        text for text in (f" {told} ", f"~{told} ", f"n {told}") if text not in console.export_text(clear=False)
+    ] == []
+    assert "0.74" not in console.export_text()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from packing import GIB, window
 
+from cotenant.actors.forecasts import forecast_view
 from cotenant.forecasting.interference.observations import Observation
 from cotenant.forecasting.interference.rule import UtilisationRule
 from cotenant.forecasting.scoring import ForecastScores, ScoredForecast, SlowdownScores
@@ -89,6 +90,18 @@ def test_a_peak_that_is_exceeded_within_five_minutes_was_forecast_too_low() -> N
     assert rows >= 6
     assert overall.peaks_under is not None
     assert 0.0 < overall.peaks_under < 1.0
+
+
+@pytest.mark.parametrize(("peak", "largest"), [(1.25, 1.5), (2.0, 2.0)])
+def test_the_largest_memory_until_the_end_is_no_less_than_at_any_moment_until_then(peak: float, largest: float) -> None:
+    """A minute ahead 1.5 GiB are exceeded once in a hundred times: until the end more is not less."""
+    said = forecast(peak=peak * GIB)
+    told = forecast_view(said, window(0, 0.5), "mixture")
+    assert told.peak_memory_bytes == largest * GIB
+    assert all(told.peak_memory_bytes >= row.p99 for row in told.memory)
+    scores = ForecastScores()
+    rows = [row for second in range(700) for row in step(scores, window(second, 0.5), said=said)]
+    assert {row.p50 for row in of(rows, 300, "peak")} == {largest * GIB}
 
 
 @pytest.mark.parametrize("drift", [0.97, 1.03, 0.7])
