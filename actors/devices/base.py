@@ -135,7 +135,8 @@ class DeviceBackend(Protocol):
         """Attribute ``root_pid`` and all its descendants to the job from now on.
 
         A further call for a job that is already watched adds a root (and GPUs it did not have). A process that does
-        not exist is no error: a job none of whose roots lives has no readings (None).
+        not exist is no error: a job none of whose roots lives has no readings (None). A job on no GPU is in no
+        sample.
 
         Raises:
             KeyError: A GPU id that ``discover`` did not return.

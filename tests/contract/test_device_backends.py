@@ -298,6 +298,12 @@ def test_a_job_on_two_gpus_has_a_sample_of_each(harness: Harness) -> None:
     assert [job.gpu_id for job in harness.backend.sample().jobs] == gpu_ids
 
 
+def test_a_job_on_no_gpu_has_no_sample_and_the_others_have_theirs(harness: Harness) -> None:
+    other = watch(harness, harness.busy())
+    harness.backend.watch("frozen", [], harness.idle())
+    assert [job.job_id for job in harness.backend.sample().jobs] == [other]
+
+
 def test_an_unwatched_job_is_gone_and_unwatching_again_does_nothing(harness: Harness) -> None:
     job = watch(harness, harness.idle())
     harness.backend.unwatch(job)

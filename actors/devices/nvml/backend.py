@@ -226,6 +226,8 @@ class NvmlBackend:
             self._attribute(gpu_id, trees, readings[gpu_id])
         found: list[JobSample] = []
         for tree in self._trees.jobs.values():
+            if not tree.slices:  # frozen, so on no GPU
+                continue
             readable, parts = tree.readable, len(tree.slices)
             host_s = tree.host_ns / 1e9 / parts if readable and self._passes.counted else None
             files = self._passes.io_bytes(tree) if readable else (None, None)
