@@ -5,7 +5,8 @@ where there are none. ``--quick`` takes the untrained mixture on a part of the s
 names contain a text. Every baseline is computed in the same run on the same windows: persistence, an exponentially
 weighted average tuned on the training series, the median of the last values, boosted trees (scikit-learn's) on lags,
 and the simple forecaster that keeps weighted histories. Experts are trained on other files than those they are judged
-on, with several seeds.
+on, with several seeds: their spreads are over these. In all else nothing is drawn that matters: spreads are over the
+recordings, drawn anew (``common.spread_over``).
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import repeat
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from common import Row, options, write_report
-from forecast_sets import Floats, SeriesSet, baselines, constant, data_folder, load
+from common import Row, options, spread_over, write_report
+from forecast_sets import Floats, SeriesSet, baselines, constants, data_folder, load
 
 from cotenant.forecasting.demand import EwQuantileForecaster, MixtureForecaster
 from cotenant.forecasting.demand.engine import MixtureSettings
@@ -33,14 +36,15 @@ from cotenant.forecasting.training.demand_replay import Replayed, memory_units, 
 from cotenant.forecasting.types import Signature
 
 SEEDS = 3
-KINDS_TRAINED: tuple[Kind, ...] = ("trees",)
 FAR = 60  # s
 MIB = 2.0**20
 NO_LOSS = {"pp": 0.05, "MiB": 1.0, "GiB": 0.001}  # added to both errors of a raw ratio: a series may never move
 RESOLUTION = {"pp": 1.0, "MiB": 2.0, "GiB": 2.0 / 1024.0}  # of readings: errors below it count as it
 LEAST_MEMORY = {"MiB": 64.0, "GiB": 1.0 / 16.0}
 UNTRAINED, WITH_HOST, FULL = "cotenant, untrained", "cotenant, as served", "cotenant, trained"
+NETS, ALL = "cotenant, trained networks", "cotenant, trained networks and trees"
 HISTORY = "weighted history"
+KINDS: dict[str, tuple[Kind, ...]] = {FULL: ("trees",), NETS: ("gru", "tcn"), ALL: ("gru", "tcn", "trees")}
 
 Found = dict[int, Floats]  # by position of the series
 Forecaster = MixtureForecaster | EwQuantileForecaster
@@ -98,19 +102,20 @@ def host_predictions(data: SeriesSet) -> Found:
     return {position: said[row][last[row]].astype(np.float64) for row, (position, _, _) in enumerate(known)}
 
 
-def trained(data: SeriesSet, seed: int, outside: Found | None) -> Forecasts:
-    """Forecast every fold with experts that were trained on the others."""
-    settings, whole = settings_of(data), Forecasts({}, {})
+def trained(data: SeriesSet, seed: int, outside: Found | None, methods: tuple[str, ...]) -> dict[str, Forecasts]:
+    """Forecast every fold with experts that were trained on the others; each is fitted once for all methods."""
+    settings, whole = settings_of(data), {method: Forecasts({}, {}) for method in methods}
     # A series is never changed by others, so what an expert would have been told is found once for all folds.
     training = data.training()
     examples = collect(training, settings, [units(data, each) for each in training])
+    kinds = tuple(dict.fromkeys(kind for method in methods for kind in KINDS[method]))
     for known, held in data.folds():
-        artefacts = fit_demand(examples.of(known), settings, KINDS_TRAINED, TrainingOptions(seed=seed))
-        found = run(
-            data, held, lambda rows, a=artefacts: [e.expert(settings.horizons, rows) for e in a.values()], outside
-        )
-        whole.points.update(found.points)
-        whole.p95.update(found.p95)
+        artefacts = fit_demand(examples.of(known), settings, kinds, TrainingOptions(seed=seed))
+        for method, found in whole.items():
+            chosen = [artefacts[kind] for kind in KINDS[method]]
+            said = run(data, held, lambda rows, c=chosen: [e.expert(settings.horizons, rows) for e in c], outside)
+            found.points.update(said.points)
+            found.p95.update(said.p95)
         print(f"  {data.name}: trained without {data.series[held[0]].group}, seed {seed}", file=sys.stderr)
     return whole
 
@@ -118,26 +123,35 @@ def trained(data: SeriesSet, seed: int, outside: Found | None) -> Forecasts:
 def judge(data: SeriesSet, horizon: int, method: str, predictions: Mapping[int, Floats]) -> Iterator[Row]:
     """Score predictions at the scored ticks of every test series: MAE over all, every file, and the worst series."""
     errors: dict[str, list[Floats]] = {}
-    ratios, resolved = [], []
+    ratios: dict[str, list[list[float]]] = {}
     for position, predicted in predictions.items():
         first, end = data.scored(position, horizon)
         values = data.series[position].values
         missed = np.abs(predicted - values[first + horizon :]) * data.scale
         stayed = np.abs(values[first:end] - values[first + horizon :]) * data.scale
-        errors.setdefault(data.series[position].group, []).append(missed)
+        errors.setdefault(drawn(data, position), []).append(missed)
         none, least = NO_LOSS[data.unit], RESOLUTION[data.unit]
-        ratios.append((missed.mean() + none) / (stayed.mean() + none))
-        resolved.append(float(np.maximum(missed, least).mean() / np.maximum(stayed, least).mean()))
+        resolved = float(np.maximum(missed, least).mean() / np.maximum(stayed, least).mean())
+        raw = float((missed.mean() + none) / (stayed.mean() + none))
+        ratios.setdefault(drawn(data, position), []).append([raw, resolved])
     ours = method.startswith("cotenant")
     goal = (
         f"<= {data.goals[data.horizons.index(horizon)]}" if ours and data.goals and horizon in data.horizons else None
     )
     case = f"{data.name}, {horizon} {data.tick}"
-    yield Row(case, method, "MAE", _mean([e for group in errors.values() for e in group]), data.unit, goal=goal)
+
+    def row(groups: list[Floats], metric: str, unit: str, figure: Callable[[Floats], float], goal: str | None) -> Row:
+        value, spread = figure(np.concatenate(groups)), spread_over(groups, figure)
+        return Row(case, method, metric, value, unit, spread, goal)
+
+    yield row([np.concatenate(each) for each in errors.values()], "MAE", data.unit, mean, goal)
     if ours:
-        yield Row(case, method, "worst series, MAE / persistence", float(max(ratios)), "1", goal="<= 1.05")
-        yield Row(case, method, "worst series, errors of at least the resolution", max(resolved), "1", goal="<= 1.05")
-        yield Row(case, method, "series over 1.05 times persistence", float(np.mean(np.array(ratios) > 1.05)), "1")
+        groups = [np.array(each) for each in ratios.values()]
+        worst = "worst series, MAE / persistence"
+        yield row(groups, worst, "1", lambda r: float(r[:, 0].max()), "<= 1.05")
+        worst = "worst series, errors of at least the resolution"
+        yield row(groups, worst, "1", lambda r: float(r[:, 1].max()), "<= 1.05")
+        yield row(groups, "series over 1.05 times persistence", "1", lambda r: mean(r[:, 0] > 1.05), None)
     if method in ("persistence", FULL) and not data.by_time:
         for group, own in sorted(errors.items()):
             yield Row(case, method, f"MAE, {group.partition('.')[0]} held out", _mean(own), data.unit)
@@ -145,23 +159,37 @@ def judge(data: SeriesSet, horizon: int, method: str, predictions: Mapping[int, 
 
 def judge_p95(data: SeriesSet, horizon: int, method: str, high: Mapping[int, Floats]) -> Iterator[Row]:
     """Score 95th percentiles: coverage, the worst series, pinball loss against persistence plus a constant."""
-    hits, ours, plain = [], [], []
+    parts: dict[str, list[Floats]] = {}  # rows of series, hit, loss, the baseline's loss
     goals = method.startswith("cotenant")
+    plain = constants(data, horizon, (0.95,))
     for position, quantile in high.items():
         first, end = data.scored(position, horizon)
         values = data.series[position].values
         truth = values[first + horizon :]
-        hits.append(truth <= quantile)
-        ours.append(pinball(truth, quantile))
-        plain.append(pinball(truth, values[first:end] + constant(data, horizon, position, 0.95)))
-    covered, case = float(np.concatenate(hits).mean()), f"{data.name}, {horizon} {data.tick}"
-    yield Row(case, method, "p95 coverage", covered, "1")
-    away = abs(covered - 0.95)
-    yield Row(case, method, "p95 coverage, distance from 0.95", away, "1", goal="<= 0.01" if goals else None)
-    worst = float(min(h.mean() for h in hits))
-    yield Row(case, method, "p95 coverage, worst series", worst, "1", goal=">= 0.92" if goals else None)
-    loss = _mean(ours) / _mean(plain)
-    yield Row(case, method, "p95 pinball / (persistence + constant)", loss, "1", goal="<= 0.5" if goals else None)
+        lost = pinball(truth, quantile), pinball(truth, values[first:end] + plain[position])
+        rows = np.column_stack([np.full(len(truth), position), truth <= quantile, *lost])
+        parts.setdefault(drawn(data, position), []).append(rows)
+    groups, case = [np.concatenate(each) for each in parts.values()], f"{data.name}, {horizon} {data.tick}"
+    for metric, figure, goal in (
+        ("p95 coverage", lambda r: mean(r[:, 1]), None),
+        ("p95 coverage, distance from 0.95", lambda r: abs(mean(r[:, 1]) - 0.95), "<= 0.01"),
+        ("p95 coverage, worst series", lambda r: float(shares(r[:, 0], r[:, 1]).min()), ">= 0.92"),
+        ("p95 pinball / (persistence + constant)", lambda r: mean(r[:, 2]) / mean(r[:, 3]), "<= 0.5"),
+    ):
+        value, spread = figure(np.concatenate(groups)), spread_over(groups, figure)
+        yield Row(case, method, metric, value, "1", spread, goal if goals else None)
+
+
+def drawn(data: SeriesSet, position: int) -> str:
+    """Return what a series is drawn together with for spreads: its file, or itself where all are of one."""
+    return str(position) if data.by_time else data.series[position].group
+
+
+def shares(series: Floats, hits: Floats) -> Floats:
+    """Return the share of hits of every series, (series,), from rows of series numbers and hits."""
+    _, place = np.unique(series, return_inverse=True)
+    found: Floats = np.bincount(place, hits) / np.bincount(place)
+    return found
 
 
 def pinball(truth: Floats, quantile: Floats) -> Floats:
@@ -178,9 +206,12 @@ def forecasts(data: SeriesSet, method: str, found: Forecasts) -> Iterator[Row]:
         yield from judge_p95(data, horizon, method, {i: found.p95[i][a:b, j] for i, (a, b) in scored.items()})
 
 
-def over_seeds(data: SeriesSet, outside: Found | None, seeds: int) -> Iterator[Row]:
+def over_seeds(data: SeriesSet, outside: Found | None, seeds: int, methods: tuple[str, ...]) -> Iterator[Row]:
     """Score the mixture with trained experts over all seeds: means, with the deviation between seeds as spread."""
-    runs = [list(forecasts(data, FULL, trained(data, seed, outside))) for seed in range(seeds)]
+    runs = []
+    for seed in range(seeds):
+        said = trained(data, seed, outside, methods)
+        runs.append([row for method, found in said.items() for row in forecasts(data, method, found)])
     for same in zip(*runs, strict=True):
         values = [row.value for row in same]
         spread = statistics.stdev(values) if seeds > 1 else None
@@ -196,7 +227,7 @@ def through_windows(data: SeriesSet, forecaster: Forecaster, horizons: tuple[int
     )
     for second in range(max(ticks for ticks, _ in shape)):
         here = {i: float(each.values[second]) for i, each in enumerate(data.series) if len(each.values) > second}
-        forecaster.observe_batch([_window(names[i], second, util, MIB) for i, util in here.items()])
+        forecaster.observe_batch([window(names[i], second, util, MIB) for i, util in here.items()])
         for i, said in enumerate(forecaster.forecast_batch([names[i] for i in here]).values()):
             position = list(here)[i]
             found.points[position][second] = [said.util[h].p50 for h in horizons]
@@ -228,7 +259,7 @@ def peak_memory(data: SeriesSet) -> Iterator[Row]:
     for second in range(max(len(each.values) for each in data.series) - 5):
         held = {i: each.values for i, each in enumerate(data.series) if len(each.values) > second + 5}
         forecaster.observe_batch(
-            [_window(names[i], second, 0.5, float(values[second]) * MIB) for i, values in held.items()]
+            [window(names[i], second, 0.5, float(values[second]) * MIB) for i, values in held.items()]
         )
         said = forecaster.forecast_batch([names[i] for i in held])
         for i, values in held.items():
@@ -247,16 +278,21 @@ def peak_memory(data: SeriesSet) -> Iterator[Row]:
         yield Row(case, name, "waste", float(np.mean(waste[name])), "1", goal=goals[1])
 
 
-def measure(data: SeriesSet, quick: bool, seeds: int) -> list[Row]:
+def window(job_id: str, second: int, util: float, memory: float) -> Signature:
+    """Return a window of a second."""
+    return Signature(job_id, "gpu", float(second), 1.0, 10, util, util, memory, memory, None, 0.0, None, 0, 1.0)
+
+
+def measure(data: SeriesSet, quick: bool, seeds: int, methods: tuple[str, ...]) -> list[Row]:
     """Return all figures of one set; says what it cost."""
     torch.set_num_threads(1)
     begin = time.process_time()
-    rows = list(figures(data, quick, seeds))
+    rows = list(figures(data, quick, seeds, methods))
     print(f"{data.name}: {time.process_time() - begin:.0f} s of processor time", file=sys.stderr)
     return rows
 
 
-def figures(data: SeriesSet, quick: bool, seeds: int) -> Iterator[Row]:
+def figures(data: SeriesSet, quick: bool, seeds: int, methods: tuple[str, ...]) -> Iterator[Row]:
     """Yield all figures of one set."""
     print(f"{data.name}: {len(data.series)} series", file=sys.stderr)
     every = list(range(len(data.series)))
@@ -276,7 +312,7 @@ def figures(data: SeriesSet, quick: bool, seeds: int) -> Iterator[Row]:
         if not quick:
             yield from as_served(data)
     if not quick:
-        yield from over_seeds(data, outside, seeds)
+        yield from over_seeds(data, outside, seeds, methods)
     if data.unit == "MiB":
         yield from peak_memory(data)
 
@@ -286,6 +322,7 @@ def main() -> None:
     parser = options(__doc__ or "")
     parser.add_argument("--only", metavar="TEXT", default="", help="only sets whose names contain this")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="train with so many seeds (%(default)s)")
+    parser.add_argument("--networks", action="store_true", help="train GRU and TCN too; minutes a fold and seed")
     parser.add_argument("--processes", type=int, default=1, help="measure so many sets at once (%(default)s)")
     args = parser.parse_args()
     sets = [data for data in load(data_folder(), args.quick) if args.only in data.name]
@@ -294,18 +331,20 @@ def main() -> None:
         return
     if args.quick:  # the goals are for all series
         sets = [replace(data, series=data.series[:: 2 if len(data.series) < 20 else 6], goals=()) for data in sets]
+    methods = (FULL, NETS, ALL) if args.networks else (FULL,)
     with ProcessPoolExecutor(args.processes) as pool:
-        measured = pool.map(measure, sets, repeat(args.quick), repeat(args.seeds))
+        measured = pool.map(measure, sets, repeat(args.quick), repeat(args.seeds), repeat(methods))
         rows = [row for found in measured for row in found]
     write_report("forecast", rows, args.json)
 
 
+def mean(rows: npt.NDArray[Any]) -> float:
+    """Return the mean."""
+    return float(rows.mean())
+
+
 def _mean(parts: list[Floats]) -> float:
-    return float(np.concatenate(parts).mean())
-
-
-def _window(job_id: str, second: int, util: float, memory: float) -> Signature:
-    return Signature(job_id, "gpu", float(second), 1.0, 10, util, util, memory, memory, None, 0.0, None, 0, 1.0)
+    return mean(np.concatenate(parts))
 
 
 if __name__ == "__main__":

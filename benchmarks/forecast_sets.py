@@ -173,13 +173,14 @@ def baselines(data: SeriesSet, horizon: int, seed: int = 0) -> dict[str, dict[in
     return found
 
 
-def constant(data: SeriesSet, horizon: int, position: int, level: float) -> float:
-    """Return the quantile of what persistence missed on the training series of a test series' fold."""
+def constants(data: SeriesSet, horizon: int, levels: Sequence[float]) -> dict[int, Floats]:
+    """Return per test series the quantiles of what persistence missed on the training series of its fold, (levels,)."""
+    found: dict[int, Floats] = {}
     for training, held in data.folds():
-        if position in held:
-            known = [each for i, each in enumerate(data.training()) if i in training]
-            return float(np.quantile(np.concatenate([each[horizon:] - each[:-horizon] for each in known]), level))
-    raise ValueError(f"series {position} is in no fold of {data.name}")
+        known = [each for i, each in enumerate(data.training()) if i in training]
+        missed = np.concatenate([each[horizon:] - each[:-horizon] for each in known if len(each) > horizon])
+        found |= dict.fromkeys(held, np.quantile(missed, levels))
+    return found
 
 
 def _examples(training: Sequence[Floats], horizon: int, lags: int) -> tuple[Floats, Floats]:

@@ -15,6 +15,7 @@ from cotenant.forecasting.types import LEVELS
 
 Floats = npt.NDArray[np.float64]
 _P95 = LEVELS.index(0.95)
+_ABOVE = LEVELS.index(0.5) + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,11 +24,16 @@ class Replayed:
 
     Attributes:
         points: Shape (ticks, horizons).
-        p95: 95th percentiles, shape (ticks, horizons).
+        quantiles: At ``LEVELS``, shape (ticks, horizons, levels).
     """
 
     points: Floats
-    p95: Floats
+    quantiles: Floats
+
+    @property
+    def p95(self) -> Floats:
+        """The 95th percentiles, shape (ticks, horizons)."""
+        return self.quantiles[:, :, _P95]
 
 
 def _no_experts(rows: int) -> Sequence[Expert]:
@@ -67,7 +73,7 @@ def replay(
     for row in range(len(order) if longest else 0):
         mixture.measure(row, unit[row, 0])
     points = np.full((len(order), longest, len(settings.horizons)), np.nan)
-    p95 = points.copy()
+    quantiles = np.full((*points.shape, len(LEVELS)), np.nan)
     for tick in range(longest):
         rows = np.arange(int((lengths > tick).sum()))
         if tick:
@@ -77,11 +83,12 @@ def replay(
         told = np.stack([outside[order[row]][tick] for row in rows.tolist()]) if outside else None
         said = mixture.step(rows, (values[rows, tick] / now).astype(np.float32), outside=told)
         points[rows, tick] = said * now[:, None]
-        p95[rows, tick] = mixture.quantiles(rows)[:, :, _P95] * now[:, None]
+        quantiles[rows, tick] = mixture.quantiles(rows) * now[:, None, None]
         if settings.steps:  # as live, once more in full precision: what is held, rounded, may be less than it
-            p95[rows, tick] = np.maximum(p95[rows, tick], values[rows, tick][:, None])
+            held = values[rows, tick][:, None, None]
+            quantiles[rows, tick, :, _ABOVE:] = np.maximum(quantiles[rows, tick, :, _ABOVE:], held)
     place = {i: row for row, i in enumerate(order)}
-    return [Replayed(points[place[i], : len(each)], p95[place[i], : len(each)]) for i, each in enumerate(series)]
+    return [Replayed(points[place[i], : len(each)], quantiles[place[i], : len(each)]) for i, each in enumerate(series)]
 
 
 def memory_units(values: Floats, least: float = LEAST_UNIT) -> Floats:
