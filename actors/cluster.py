@@ -24,13 +24,15 @@ from cotenant.actors.claims import release_claim
 from cotenant.actors.devices.cpu import cpu_gpus
 from cotenant.actors.devices.registry import start_nvml
 from cotenant.actors.leaving import WAITING
-from cotenant.actors.nodes import head_node_id, hosting_nodes
+from cotenant.actors.nodes import head_node_id, hosting_nodes, live_nodes
 from cotenant.actors.prm_actor import Prm
+from cotenant.actors.rayhead import watched
 from cotenant.actors.scheduler_actor import Scheduler
 from cotenant.configs.settings import ApiSettings, Settings
 from cotenant.scheduler.client import Client
 from cotenant.scheduler.errors import CotenantError, NotConnected
 from cotenant.scheduler.names import API, NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name, home, secret
+from cotenant.scheduler.transport import Link
 from cotenant.scheduler.views import JobView
 
 # Ray starts without a word without what has its port taken, by another Ray for example; without its dashboard or its
@@ -44,6 +46,7 @@ STOP_MARGIN_S = 15.0  # until what outlived its grace period is killed, its memo
 LONGEST_GRACE_S = 3600.0  # as for hints; a setting may be longer
 NAMED = 5  # of jobs in one line
 PRM_TIMEOUT_S = 5.0
+ACTOR_TIMEOUT_S = 300.0  # to start: a large journal is read first
 GIVE_BACK_S = 45.0  # a start, driver or daemon that hangs is given up before
 
 
@@ -84,26 +87,27 @@ def up(address: str | None, local: bool, settings: Settings, api_class: type | N
         CotenantError: Ray cannot be started or reached, or no host reports in time.
     """
     record = ClusterRecord.load()
-    ray_pid: int | None = None
     if ray.is_initialized():
         address = ray.get_runtime_context().gcs_address
     elif not local:
         _join(address or "auto")
     elif record is not None and record.ray_pid is not None and _alive(record.ray_pid):
-        ray_pid = record.ray_pid
-        _join(record.address)
+        with watched(record.ray_pid, str(home() / RAY_LOG)):
+            _join(record.address)
+            return _finish(settings, api_class, record.ray_pid)
     else:
         if settings.api.enabled and api_class is not None:
             _refuse_taken(settings.api)  # before all that takes long
         ray_pid, address = _start_ray(settings)
         try:
-            _join_own(address)
-            return _finish(settings, api_class, ray_pid)
+            with watched(ray_pid, str(home() / RAY_LOG), lambda: _end_ray(ray_pid)):
+                _join_own(address)
+                return _finish(settings, api_class, ray_pid)
         except BaseException:
             ray.shutdown()  # a process that is connected to a Ray that ends is ended by it, and could not say why
             _end_ray(ray_pid)  # nothing is left of an 'up' that failed
             raise
-    return _finish(settings, api_class, ray_pid)
+    return _finish(settings, api_class, None)
 
 
 def _finish(settings: Settings, api_class: type | None, ray_pid: int | None) -> UpReport:
@@ -114,7 +118,7 @@ def _finish(settings: Settings, api_class: type | None, ray_pid: int | None) -> 
         # The journal also knows hosts of an earlier Ray session; they are not there any more.
         hosts = [host for host in client.hosts() if host.reachable]
     serves = settings.api.enabled and api_class is not None
-    api_url: Any = ray.get(ray.get_actor(API, NAMESPACE).url.remote()) if serves else None
+    api_url: Any = ray.get(ray.get_actor(API, NAMESPACE).url.remote(), timeout=ACTOR_TIMEOUT_S) if serves else None
     token = home() / "token" if serves and settings.api.require_token else None
     address = ray.get_runtime_context().gcs_address
     ClusterRecord(
@@ -158,7 +162,11 @@ def start_actors(settings: Settings, api_class: type | None) -> list[str]:
             scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
         ).remote(*args)
         try:
-            ray.get(actor.ping.remote())
+            ray.get(actor.ping.remote(), timeout=ACTOR_TIMEOUT_S)
+        except GetTimeoutError as error:
+            raise CotenantError(
+                f"{name} did not start within {ACTOR_TIMEOUT_S:g} s: look at Ray's logs of it, then 'cotenant up' again"
+            ) from error
         except RayActorError as error:
             raise CotenantError(f"{name} did not start: {str(error).strip().splitlines()[-1]}") from error
 
@@ -315,8 +323,11 @@ def _end_ray(pid: int) -> None:
 
 
 def _stop_jobs(client: Client, force: bool, notes: list[str], tell: Callable[[str], None]) -> int:
-    scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
-    stopped: Any = ray.get(scheduler.shut_down.remote())
+    try:
+        stopped = Link(owns_ray=False).scheduler("shut_down")
+    except NotConnected as error:
+        notes.append(f"{error}: jobs have not been asked to end; their supervisors kill them when their leases expire")
+        return 0
     active = _ending(client)
     if active and not force:
         wait_s = max(STOP_TIMEOUT_S, max(map(_grace_s, active)) + STOP_MARGIN_S)
@@ -352,9 +363,12 @@ def _named(jobs: Sequence[JobView]) -> str:
 
 
 def _kill_actors(client: Client, notes: list[str]) -> None:
-    hosts = [host.host_id for host in client.hosts()]
-    scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
-    ray.get(scheduler.close.remote())
+    try:
+        hosts = [host.host_id for host in client.hosts()]
+        Link(owns_ray=False).scheduler("close")
+    except NotConnected as error:
+        hosts = sorted(live_nodes())
+        notes.append(f"{error}: it is ended all the same, and the next 'cotenant up' goes on from its journal")
     with contextlib.suppress(ValueError, RayError):  # what it has measured last is not worth a failure
         ray.get(ray.get_actor(PRM, NAMESPACE).close.remote(), timeout=PRM_TIMEOUT_S)
     notes += _give_back(hosts)

@@ -30,6 +30,11 @@ class Fleet:
         self._agents: dict[str, Any] = {}
         self._lock = threading.Lock()
 
+    @staticmethod
+    def identity() -> str:
+        """Return what tells this scheduler from others, and stays when Ray starts it anew."""
+        return str(ray.get_runtime_context().get_actor_id())
+
     def ensure_agents(self) -> set[str]:
         """Create the agent of every node that lacks one; return the ids of the nodes that have one."""
         nodes = hosting_nodes()

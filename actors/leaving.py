@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
+from cotenant.actors import runner
 from cotenant.scheduler.core.events import Event, HostJoined, HostUnreachable
 from cotenant.scheduler.core.model import JobState
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.errors import GoingDown
 
+MARK = "going-down.json"
 WAITING = frozenset({JobState.PENDING, JobState.QUEUED, JobState.SUSPENDED})
+
+
+class Leaving:
+    """Whether a scheduler goes down; also once Ray has started it anew.
+
+    Args:
+        state_dir: Where it is written down.
+        identity: What tells this scheduler from those before and after it (``Fleet.identity``): the mark of one that
+            was killed on the way holds for no other.
+    """
+
+    def __init__(self, state_dir: Path, identity: str) -> None:
+        self._mark, self._identity = str(state_dir / MARK), identity
+        self.on = False
+        with suppress(OSError, ValueError):
+            self.on = (runner.read_json(self._mark) or {}).get("scheduler") == identity
+
+    def begin(self) -> None:
+        """Go down, from now on."""
+        self.on = True
+        with suppress(OSError):  # then it is only not remembered
+            runner.write_json(self._mark, {"scheduler": self._identity})
 
 
 def to_end(state: State) -> list[str]:

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from cotenant.actors.clock import SteadyClock
 from cotenant.actors.contacts import HostContact, Request, answer, log
 from cotenant.actors.fleet import Fleet
-from cotenant.actors.leaving import kept_off, to_end
+from cotenant.actors.leaving import Leaving, kept_off, to_end
 from cotenant.actors.messages import HostReport
 from cotenant.actors.models import ModelShelf
 from cotenant.actors.ratelimit import RateLimiter
@@ -97,7 +97,7 @@ class Scheduler:
         self._limiter = RateLimiter(REQUEST_RATE, REQUEST_BURST)
         self._fleet = fleet or Fleet(self.settings)
         self._scaler = Scaler(self._fleet.resize)
-        self._going_down = False  # nothing is taken and nothing starts any more
+        self._leaving = Leaving(Path(state_dir), self._fleet.identity())
         self._stopping = threading.Event()
         self._ended = threading.Event()  # the commit loop has
         if hosts:  # whether they still exist shows when they report; until then nothing is placed there
@@ -116,7 +116,7 @@ class Scheduler:
     def submit(self, specs: list[JobSpec]) -> list[JobView]:
         """Accept jobs; durable on return. A job id that is known already is the same job, also while going down."""
         with self._lock:
-            if self._going_down and any(spec.job_id not in self._core.state.jobs for spec in specs):
+            if self._leaving.on and any(spec.job_id not in self._core.state.jobs for spec in specs):
                 raise GoingDown
         for spec in specs:
             check_spec(spec)
@@ -276,7 +276,7 @@ class Scheduler:
             contact.seen = time.monotonic()
             contact.heard(report)
             known = self._core.state.hosts.get(host_id)
-            joined = not self._going_down and (known is None or not known.reachable or known.gpus != report.host.gpus)
+            joined = not self._leaving.on and (known is None or not known.reachable or known.gpus != report.host.gpus)
         events: list[Event] = [HostJoined(report.host)] if joined else []
         recorded = self._record([*events, *report.events])
         with self._lock:
@@ -305,7 +305,7 @@ class Scheduler:
         was taken until then is stopped or waits, and none is left running.
         """
         with self._lock:
-            self._going_down = True
+            self._leaving.begin()
             hosts = list(self._core.state.hosts)
         self._commit([HostUnreachable(host_id, str(GoingDown())) for host_id in hosts])
         with self._lock:
@@ -414,7 +414,7 @@ class Scheduler:
 
     def _take_in(self, events: Sequence[Event]) -> Taken:
         with self._lock:
-            events = kept_off(events) if self._going_down else events
+            events = kept_off(events) if self._leaving.on else events
             taken = self._ledger.take_in(events, self._clock.now())
             try:
                 self._ledger.snapshot_if_due()
@@ -430,7 +430,7 @@ class Scheduler:
             self._guarded("clients", self._watch_clients)
             self._guarded("models", lambda: self._follow_models(self._commit))
             self._guarded("tick", lambda: self._commit([Tick()]))
-            if not self._going_down:
+            if not self._leaving.on:
                 self._guarded("size", lambda: self._scaler.look(self._lock, self._core, self._clock.now()))
 
     def _guarded(self, what: str, step: Callable[[], None]) -> None:

@@ -105,11 +105,16 @@ class FakeHost:
 class FakeFleet:
     """Delivers commands to fake hosts, but no more of them than ``limit``: then the scheduler counts as dead."""
 
-    def __init__(self, *hosts: FakeHost, limit: int | None = None) -> None:
+    def __init__(self, *hosts: FakeHost, limit: int | None = None, identity: str | None = None) -> None:
         self.hosts = {one.host.host_id: one for one in hosts}
+        self._identity = identity or str(next(_NUMBERS))
         self.left = limit
         self.forgotten: list[str] = []
         self._sending = threading.Lock()  # commands are sent from several threads of a scheduler
+
+    def identity(self) -> str:
+        """See ``Fleet``."""
+        return self._identity
 
     def ensure_agents(self) -> set[str]:
         """See ``Fleet``."""

@@ -40,10 +40,13 @@ class LocalLink:
 class LocalCotenant:
     """A scheduler whose hosts do at once what they are told."""
 
-    def __init__(self, home: Path, *hosts: FakeHost, settings: Settings | None = None) -> None:
+    def __init__(
+        self, home: Path, *hosts: FakeHost, settings: Settings | None = None, identity: str | None = None
+    ) -> None:
         self.hosts = hosts
         config = (settings or Settings()).model_dump_json()
-        self.scheduler = PromptScheduler(config, f"sqlite:///{home}/journal.db", str(home), FakeFleet(*hosts))  # type: ignore[arg-type]
+        fleet = FakeFleet(*hosts, identity=identity)
+        self.scheduler = PromptScheduler(config, f"sqlite:///{home}/journal.db", str(home), fleet)  # type: ignore[arg-type]
         self.client = Client(LocalLink(self.scheduler))  # type: ignore[arg-type]
         self.report()
 

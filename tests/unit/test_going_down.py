@@ -24,9 +24,9 @@ def whole(job_id: str) -> JobSpec:
     return spec(job_id, isolation="hard")
 
 
-def go_down(tmp_path: Path) -> LocalCotenant:
+def go_down(tmp_path: Path, identity: str | None = None) -> LocalCotenant:
     """Return one that goes down: one job is being stopped, another waits."""
-    cotenant = LocalCotenant(tmp_path, FakeHost(), settings=settings())
+    cotenant = LocalCotenant(tmp_path, FakeHost(), settings=settings(), identity=identity)
     cotenant.client.submit_many([whole("runs"), whole("waits")])
     cotenant.report()
     assert cotenant.client.job("runs").state == "RUNNING"
@@ -39,6 +39,23 @@ def leaving(tmp_path: Path) -> Iterator[LocalCotenant]:
     cotenant = go_down(tmp_path)
     yield cotenant
     cotenant.close()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_scheduler_that_is_started_anew_on_the_way_goes_on_going_down(tmp_path: Path, same: bool) -> None:
+    """Ray starts an actor anew that dies: it had forgotten what it was at, took jobs and started those that wait."""
+    leaving = go_down(tmp_path, identity="actor-1")
+    (host,) = leaving.hosts
+    host.end("runs", 1, -15)
+    leaving.close()
+    again = LocalCotenant(tmp_path, host, settings=settings(), identity="actor-1" if same else "actor-2")
+    again.report()
+    assert again.client.job("waits").state == ("QUEUED" if same else "RUNNING")
+    if same:
+        with pytest.raises(GoingDown):
+            again.client.submit_many([whole("new")])
+        assert again.scheduler.shut_down() == 0
+    again.close()
 
 
 @pytest.mark.parametrize("kind", ["command", "lease"])

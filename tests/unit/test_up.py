@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from cotenant.actors import cluster
 from cotenant.configs.settings import ApiSettings, DeviceSettings, Settings
 from cotenant.scheduler.core.model import JobState
 from cotenant.scheduler.errors import CotenantError
-from cotenant.scheduler.names import SCHEDULER, agent_name
+from cotenant.scheduler.names import PRM, SCHEDULER, agent_name
 from cotenant.scheduler.views import HistoryView, JobView
 
 
@@ -123,6 +124,7 @@ def test_a_process_leaves_the_ray_it_has_started_before_it_ends_it(monkeypatch: 
     monkeypatch.setattr(cluster.ClusterRecord, "load", lambda: None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(cluster, "_start_ray", lambda _: (4711, "127.0.0.1:1"))
+    monkeypatch.setattr(cluster, "watched", lambda *_: nullcontext())
     monkeypatch.setattr(cluster, "_join", lambda _: None)
     monkeypatch.setattr(cluster, "_finish", fail)
     monkeypatch.setattr(ray, "shutdown", lambda: done.append("left"))
@@ -135,7 +137,7 @@ def test_a_process_leaves_the_ray_it_has_started_before_it_ends_it(monkeypatch: 
 def test_an_actor_that_does_not_start_is_one_line_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fail(_: object) -> None:
+    def fail(_: object, timeout: float) -> None:
         raise RayActorError(error_msg='The actor died, Api.__init__():\n  File "x"\nOSError: 127.0.0.1:8266 is taken')
 
     actor: Any = SimpleNamespace(ping=SimpleNamespace(remote=lambda: None))
@@ -210,6 +212,58 @@ def test_down_has_hosts_give_everything_back_before_their_agents_are_killed(
     assert report.notes == tuple(f"host {host.host_id}: the MPS daemon of GPU-a goes on" for host in client.hosts())
 
 
+@pytest.mark.parametrize("hung", [{"shut_down"}, {"close"}, {"shut_down", "close"}])
+def test_down_ends_a_scheduler_that_does_not_answer_and_says_what_that_means(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hung: set[str]
+) -> None:
+    """Without a bound it waited for ever, and whoever interrupted it left everything running."""
+    killed: list[str] = []
+    waited: list[float | None] = []
+
+    class Actor:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getattr__(self, method: str) -> Any:
+            return SimpleNamespace(remote=lambda: (self.name, method))
+
+    def get(answer: tuple[str, str], timeout: float | None = None) -> Any:
+        waited.append(timeout)
+        if answer[0] == SCHEDULER and answer[1] in hung:
+            raise GetTimeoutError("no answer")
+        return 0 if answer[1] == "shut_down" and answer[0] == SCHEDULER else []
+
+    monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
+    monkeypatch.setattr(cluster.Client, "connect", FakeClient)
+    monkeypatch.setattr(cluster, "release_claim", lambda _: None)
+    monkeypatch.setattr(cluster, "live_nodes", lambda: {"host-0": None})
+    monkeypatch.setattr(ray, "get_actor", lambda name, _: Actor(name))
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda asked, num_returns, timeout: (asked, []))
+    monkeypatch.setattr(ray, "kill", lambda actor, no_restart: killed.append(actor.name))
+    report = cluster.down(force=False)
+    assert killed[1:] == [SCHEDULER, PRM, agent_name("host-0")]
+    assert (report.found, len(report.notes)) == (True, len(hung))
+    assert all(note.startswith("cotenant's scheduler does not answer within 60 s: ") for note in report.notes)
+    assert ("their supervisors kill them" in report.notes[0]) is ("shut_down" in hung)
+    assert ("goes on from its journal" in report.notes[-1]) is ("close" in hung)
+    assert waited.count(None) == 1, "that of an answer that is there already"
+
+
+def test_an_actor_that_hangs_while_it_starts_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def hang(_: object, timeout: float) -> None:
+        raise GetTimeoutError("no answer")
+
+    actor: Any = SimpleNamespace(ping=SimpleNamespace(remote=lambda: None))
+    kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+    monkeypatch.setattr(cluster, "head_node_id", lambda: "0" * 56)
+    monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
+    monkeypatch.setattr(ray, "remote", lambda _: kind)
+    monkeypatch.setattr(ray, "get", hang)
+    with pytest.raises(CotenantError, match=r"^\S+ did not start within 300 s: look at Ray's logs"):
+        cluster.start_actors(Settings(), None)
+
+
 def stopping(job_id: str, grace_s: float) -> JobView:
     """A job that was asked to end just now, by the clock of another machine."""
     asked = HistoryView(at=5000.0, state=JobState.STOPPING, reason="cotenant down")
@@ -231,7 +285,7 @@ class Ending:
         monkeypatch.setattr(self.client, "jobs", look)
         actor = SimpleNamespace(shut_down=SimpleNamespace(remote=lambda: len(jobs)))
         monkeypatch.setattr(ray, "get_actor", lambda *_: actor)
-        monkeypatch.setattr(ray, "get", lambda answer: answer)
+        monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
 
     def stop(self, *, force: bool) -> int:
         client: Any = self.client
@@ -318,6 +372,7 @@ def test_a_ray_head_that_is_gone_at_once_is_one_line_with_its_log(
     monkeypatch.setattr(cluster.ClusterRecord, "load", lambda: None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(cluster, "_start_ray", lambda _: (4711, "127.0.0.1:1"))
+    monkeypatch.setattr(cluster, "watched", lambda *_: nullcontext())
     monkeypatch.setattr(ray, "init", fail)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(cluster, "_end_ray", ended.append)
