@@ -34,6 +34,7 @@ from plotly.subplots import make_subplots
 
 MODE_COLOURS = {"exclusive": "#8a8f98", "static": "#b07aa1", "first": "#d9822b", "cotenant": "#2f81f7"}
 SYMBOLS = {"first": "diamond", "cotenant": "circle"}
+INKS = ("#ffffff", "#000000")
 FAINT = "rgba(128,128,128,0.45)"
 CLEAR = "rgba(0,0,0,0)"
 TIME_MARGIN = {"l": 40, "r": 8, "t": 22, "b": 34}  # one for all, so that equal times lie below each other
@@ -216,8 +217,26 @@ def _agreement(points: Sequence[Point], name: str, x_title: str, y_title: str) -
     return f'<div class="square">{_chart(figure, name, 420)}</div>'
 
 
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours (``#rrggbb``) as WCAG 2.2 defines it, from 1 to 21."""
+    darker, lighter = sorted(map(_luminance, (one, other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = (int(colour[place : place + 2], 16) / 255.0 for place in (1, 3, 5))
+    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def text_on(colour: str) -> str:
+    """Return the colour in which text on this one is read best: white or black, 4.58 at least (WCAG AA wants 4.5)."""
+    return max(INKS, key=lambda ink: contrast(ink, colour))
+
+
 def _bar(run: Row, y: float, colour: str) -> Any:
     return go.Bar(
+        insidetextfont={"color": text_on(colour)},
         **{"orientation": "h", "y": [y], "width": 0.86, "marker": {"color": colour}},
         **{"base": [run["start_s"]], "x": [max(run["end_s"] - run["start_s"], 0.0)]},
         **{"text": [_text(run.get("name"))], "textposition": "inside", "insidetextanchor": "start", "textangle": 0},
