@@ -334,16 +334,16 @@ class Freezing:
         except (PauseError, OSError, ValueError, KeyError) as error:
             self._break(job, f"freezing it was cut short ({why}), and it could not be brought back: {error}")
         else:
-            self._fail(job, why)
+            self._fail(job, why, again=True)
 
-    def _fail(self, job: JobRecord, why: str) -> None:
+    def _fail(self, job: JobRecord, why: str, *, again: bool = False) -> None:
         """Its processes go on as they were."""
         self._went_on(job)
         with self._lock:
             thaw, job.thaw = job.thaw, None
             if job.exited is not None or job.freeze is None:
                 return
-            job.freeze = job.freeze._replace(phase="failed", reason=why)
+            job.freeze = job.freeze._replace(phase="failed", reason=why, again=again)
             with suppress(OSError):  # it is told all the same
                 jobfiles.write_freeze(job.launched.job_dir, job.freeze)
             if job.stop is not None:
@@ -449,7 +449,7 @@ class Freezing:
         if freeze is not None and freeze.phase == "frozen":
             self._tell(JobFrozen(*key, freeze.revision, freeze.memory_bytes))
         elif freeze is not None and freeze.phase == "failed":
-            self._tell(FreezeFailed(*key, freeze.revision, freeze.reason))
+            self._tell(FreezeFailed(*key, freeze.revision, freeze.reason, freeze.again))
 
     def _tell_started(self, job: JobRecord) -> None:
         ceiling = bounds_of(self._backend.ceilings(job.launched.job_dir))

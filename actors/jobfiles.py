@@ -54,6 +54,7 @@ class Freeze(NamedTuple):
         memory_bytes: Host memory that this takes.
         reason: Why it failed.
         target: The revision and the shares (GPU, bytes, compute) with which it is to go on, once that is known.
+        again: It was cut short, and may be tried again.
     """
 
     phase: Literal["freezing", "frozen", "thawing", "failed"]
@@ -63,6 +64,7 @@ class Freeze(NamedTuple):
     memory_bytes: int = 0
     reason: str = ""
     target: tuple[int, Sequence[tuple[str, int, float]]] | None = None
+    again: bool = False
 
 
 def read_freeze(job_dir: Path) -> Freeze | None:

@@ -183,13 +183,17 @@ class JobFrozen:
 
 @dataclass(frozen=True, slots=True)
 class FreezeFailed:
-    """The job's processes could not be frozen, and go on as they were."""
+    """The job's processes could not be frozen, and go on as they were.
+
+    ``again``: it was cut short by what has nothing to do with them, and may be tried again.
+    """
 
     host_id: str
     job_id: str
     epoch: int
     revision: int
     reason: str
+    again: bool = False
     kind: Literal["freeze_failed"] = "freeze_failed"
 
 

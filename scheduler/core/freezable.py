@@ -12,6 +12,7 @@ from cotenant.placement.types import Share
 from cotenant.scheduler.core.model import Gpu, Job
 from cotenant.scheduler.core.state import State
 
+STUCK_S = 1800.0  # for a GPU on which a frozen job can go on to work again: it may be reset, or its host looked at
 _ASK = "'cotenant doctor --cluster' says what is missing"
 
 
@@ -75,11 +76,20 @@ def can_freeze(state: State, job: Job, shares: Sequence[Share]) -> bool:
     return job.spec.hints.checkpoint == "driver" and not why_not(state, job, shares)
 
 
-def can_thaw(state: State, job: Job) -> bool:
-    """Whether a frozen job's host has enough GPUs on which it could go on, be they free, or working, or not."""
-    needed = max((share.memory_bytes for share in job.frozen.shares), default=0) if job.frozen else 0
-    home = _home(state, job)
-    able = [gpu for gpu in state.gpus.values() if _takes(home, gpu) and gpu.memory_bytes >= needed]
+def can_thaw(state: State, job: Job, *, working: bool = False) -> bool:
+    """Whether a frozen job's host has enough GPUs on which it could go on, be they free or not.
+
+    Args:
+        state: The state.
+        job: The job.
+        working: Only those count on which something can run.
+    """
+    host = state.hosts.get(job.frozen.host_id) if job.frozen else None
+    if job.frozen is None or host is None:
+        return False
+    needed, home = max((share.memory_bytes for share in job.frozen.shares), default=0), _home(state, job)
+    there = [state.gpus[gpu.gpu_id] for gpu in host.gpus if gpu.gpu_id in state.gpus]
+    able = [gpu for gpu in there if _takes(home, gpu) and gpu.memory_bytes >= needed and not (working and gpu.fault)]
     return len(able) >= job.spec.hints.gpus
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cotenant.scheduler.core.deadlines import span
 from cotenant.scheduler.core.events import FreezeFailed, JobExited, JobFrozen, JobMissing
-from cotenant.scheduler.core.freezable import can_freeze, can_thaw
+from cotenant.scheduler.core.freezable import STUCK_S, can_freeze, can_thaw
+from cotenant.scheduler.core.frozen import Frozen
 from cotenant.scheduler.core.model import Ending, Host, Interruption, Job, JobState
 from cotenant.scheduler.core.outgrown import ended_well
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn, unfrozen
 
+MOST_CUT = 2  # freezes that were cut short, after which it is not tried again: it may be what cuts them short
 FREEZE_TIMEOUT_S = 600.0  # hosts give up before: beyond that a driver hangs, and with it the processes
 
 
@@ -45,9 +48,9 @@ def freeze_failed(turn: Turn, event: FreezeFailed) -> None:
         turn.state.ignore("freezing of a job that is to end")
     elif lost := _lost_place(turn.state, job):
         why = f"it could not be frozen ({event.reason}), and {lost}"
-        turn.stop_anyway(replace(job, unfreezable=why), unfrozen(job.ending, why))
+        turn.stop_anyway(job if event.again else replace(job, unfreezable=why), unfrozen(job.ending, why))
     else:
-        turn.go_on(job, event.reason)
+        turn.go_on(job, event.reason, again=event.again and job.freezes_cut < MOST_CUT)
 
 
 def _lost_place(state: State, job: Job) -> str:
@@ -124,9 +127,36 @@ def _end_stranded(turn: Turn) -> None:
     for job in state.in_order(state.frozen):
         frozen = job.frozen
         if job.lease is None and frozen is not None and not frozen.ends and not can_thaw(state, job):
-            reason = f"host {state.hosts[frozen.host_id].name} has no GPUs any more on which it could go on"
-            turn.end_frozen(job, reason)
-            state.put(replace(job, frozen=replace(frozen, ends=reason), reason=reason))
+            _end(
+                turn,
+                job,
+                frozen,
+                f"host {state.hosts[frozen.host_id].name} has no GPUs any more on which it could go on",
+            )
+
+
+def _end(turn: Turn, job: Job, frozen: Frozen, reason: str) -> None:
+    """End the processes of a job that is frozen and holds no lease: then it starts over."""
+    turn.end_frozen(job, reason)
+    turn.state.put(replace(job, frozen=replace(frozen, ends=reason), reason=reason))
+
+
+def end_stuck(turn: Turn) -> None:
+    """End frozen processes that wait for GPUs none of which has worked for long: nobody knows whether they ever will.
+
+    Those that somebody has suspended wait for him, and not for GPUs.
+    """
+    state = turn.state
+    for job in state.in_order(state.frozen):
+        frozen = job.frozen
+        if job.lease is not None or frozen is None or frozen.ends:
+            continue
+        stuck = job.state is JobState.QUEUED and not can_thaw(state, job, working=True)
+        if stuck != (frozen.stuck_since is not None):
+            state.put(replace(job, frozen=replace(frozen, stuck_since=turn.now if stuck else None)))
+        elif frozen.stuck_since is not None and turn.now - frozen.stuck_since > STUCK_S:
+            name = state.hosts[frozen.host_id].name
+            _end(turn, job, frozen, f"no GPU of host {name} on which it could go on has worked for {span(STUCK_S)}")
 
 
 def stop_late_freezes(turn: Turn) -> None:

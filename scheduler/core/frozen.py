@@ -20,6 +20,7 @@ class Frozen:
         memory_bytes: Host memory that their device memory takes; 0 = not known.
         since: Unix seconds.
         revision: Newest of their lease: what lets them go on has a newer one, of the same epoch.
+        stuck_since: Since when none of the GPUs works on which they could go on, Unix seconds; None = some do.
         ends: Why they are to end, since they can go on nowhere; the job starts over once they have.
     """
 
@@ -29,4 +30,5 @@ class Frozen:
     memory_bytes: int
     since: float
     revision: int
+    stuck_since: float | None = None
     ends: str = ""

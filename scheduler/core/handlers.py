@@ -41,6 +41,7 @@ from cotenant.scheduler.core.events import (
 from cotenant.scheduler.core.freezing import (
     FREEZE_TIMEOUT_S,
     blamed,
+    end_stuck,
     freeze_failed,
     job_frozen,
     lose,
@@ -435,8 +436,9 @@ def settings_changed(turn: Turn, event: SettingsChanged) -> None:
 
 
 def tick(turn: Turn, event: Tick) -> None:
-    """Stop jobs whose start takes too long; they get another try. So do those that are not frozen in time."""
+    """Stop jobs whose start takes too long; they get another try. So do those that are not frozen in time or stuck."""
     stop_late_freezes(turn)
+    end_stuck(turn)
     state = turn.state
     for job in state.in_order(state.starting):
         timeout_s = state.settings.lease.start_timeout_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cotenant.placement.explain import memory_text
 from cotenant.scheduler.core.deadlines import span
-from cotenant.scheduler.core.freezable import why_not
+from cotenant.scheduler.core.freezable import STUCK_S, why_not
 from cotenant.scheduler.core.model import Interruption, Job, JobState
 from cotenant.scheduler.core.requests import grace_s
 from cotenant.scheduler.core.state import State
@@ -126,6 +126,10 @@ def tell_frozen(state: State, job: Job, now: float) -> list[str]:
     gpus = f"{job.spec.hints.gpus} {frozen.gpu_type} GPU{'s' if job.spec.hints.gpus > 1 else ''}"
     least = memory_text(max(share.memory_bytes for share in frozen.shares))
     needs = f"goes on only there, on {gpus} with {least} free"
+    if frozen.stuck_since is not None:
+        left = span(max(0.0, frozen.stuck_since + STUCK_S - now))
+        needs += f"; none of these works, first seen {ago(now - frozen.stuck_since)}: "
+        needs += f"unless one does within {left} it starts over elsewhere"
     if frozen.ends:
         needs = f"starts over once its processes have ended, since {frozen.ends}"
     return [f"frozen on host {view.host} {size}, {ago(now - view.since)}: {needs}"]

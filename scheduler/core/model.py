@@ -144,6 +144,7 @@ class Lease:
     """A job's set of shares, the only thing that entitles a process to a GPU.
 
     ``epoch`` grows with every grant to the job and is the fencing token; ``revision`` grows with every resize.
+    ``gpu_type``: of the first of its GPUs, which may be gone before the job is.
     """
 
     job_id: str
@@ -151,6 +152,7 @@ class Lease:
     revision: int
     shares: tuple[Share, ...]
     granted_at: float
+    gpu_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +403,7 @@ class Job:
     freezing: bool = False  # while STOPPING: its processes are to be frozen, not ended
     frozen: Frozen | None = None  # they are, and wait, or are about to go on
     unfreezable: str = ""  # why freezing it, or letting it go on, has failed: it is not tried again
+    freezes_cut: int = 0  # how often freezing it was cut short by what has nothing to do with it
     granted_revision: int = 0  # of its lease when it was last granted: what a host says of an older one is over
     answers: tuple[ResourceAnswer, ...] = ()  # to what it asked lately, oldest first
 

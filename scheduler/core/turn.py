@@ -119,10 +119,10 @@ class Turn:
         lease = job.lease
         if lease is None:
             return
-        gpu = self.state.gpus.get(lease.shares[0].gpu_id)
+        gpu = self.state.gpus.get(lease.shares[0].gpu_id)  # gone, perhaps, since it was to be frozen
         kept = Frozen(
             host_id=job.hosts[0],
-            gpu_type=gpu.gpu_type if gpu else "",
+            gpu_type=gpu.gpu_type if gpu else lease.gpu_type,
             shares=lease.shares,
             memory_bytes=memory_bytes,
             since=self.now,
@@ -130,8 +130,14 @@ class Turn:
         )
         self._settle(replace(job, frozen=kept, freezing=False), ending)
 
-    def go_on(self, job: Job, reason: str) -> None:
-        """A job that could not be frozen goes on; its lease gets newer, so that no command to freeze it is left."""
+    def go_on(self, job: Job, reason: str, *, again: bool = False) -> None:
+        """A job that could not be frozen goes on; its lease gets newer, so that no command to freeze it is left.
+
+        Args:
+            job: The job.
+            reason: Why it could not.
+            again: It may be tried again.
+        """
         lease = job.lease
         if lease is None:
             return
@@ -143,8 +149,9 @@ class Turn:
             ending=None,
             freezing=False,
             frozen=None,
-            freezes=False,
-            unfreezable=f"freezing it has failed: {reason}",
+            freezes=again and job.freezes,
+            freezes_cut=job.freezes_cut + again,
+            unfreezable="" if again else f"freezing it has failed: {reason}",
         )
         self.state.put(job)
         self._resized.setdefault(job.spec.job_id, (lease, why))
@@ -280,18 +287,18 @@ class Turn:
 
     def grant(self, job: Job, shares: tuple[Share, ...], reason: str) -> None:
         """Give a queued job a lease with these shares and have it started; a frozen one goes on in its epoch."""
-        job_id, frozen = job.spec.job_id, job.frozen
+        job_id, frozen, gpu_type = job.spec.job_id, job.frozen, self.state.gpus[shares[0].gpu_id].gpu_type
         hosts = tuple(dict.fromkeys(self.state.gpus[share.gpu_id].host_id for share in shares))
         epoch, revision = (job.epoch, frozen.revision + 1) if frozen else (job.epoch + 1, 0)
         past = job.past_hosts if epoch == job.epoch else (*job.past_hosts, *job.hosts[:1])[-PAST_RUNS:]
         job = replace(
             advance(job, JobState.STARTING, self.now, reason),
-            lease=Lease(job_id, epoch, revision, shares, self.now),
+            lease=Lease(job_id, epoch, revision, shares, self.now, gpu_type),
             epoch=epoch,
             hosts=hosts,
             past_hosts=past,
             not_before=0.0,
-            profile=self.state.request_of(job).on(self.state.gpus[shares[0].gpu_id].gpu_type),
+            profile=self.state.request_of(job).on(gpu_type),
             ceiling=job.ceiling if frozen else UNBOUND,
             freezes=can_freeze(self.state, job, shares),
             granted_revision=revision,

@@ -350,6 +350,7 @@ def test_another_agent_undoes_a_freeze_that_was_cut_short(host, reached):
     host.restart()
     host.until(lambda: host.told() == ["freeze_failed"], "it is told")
     assert host.events[-1].reason == "the host agent ended meanwhile"
+    assert host.events[-1].again, "the job is not to blame"
     assert host.driver.on(0) == {pid}
     host.counts()
     host.restart()

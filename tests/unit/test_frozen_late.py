@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from frozen_jobs import FROZEN, SUSPEND, cluster, explained, frozen, inventory, running, thawing, whole
-from scheduling import GIB, host, on
+from scheduling import GIB, Driver, host, on
 
 from cotenant.scheduler.core.commands import StartJob, StopJob
 from cotenant.scheduler.core.events import (
@@ -17,7 +17,10 @@ from cotenant.scheduler.core.events import (
     JobMissing,
     JobStarted,
     ResumeRequested,
+    Tick,
 )
+from cotenant.scheduler.core.freezable import STUCK_S
+from cotenant.scheduler.core.freezing import MOST_CUT
 from cotenant.scheduler.core.reconcile import InventoryItem
 from cotenant.scheduler.core.state import State
 
@@ -94,6 +97,22 @@ class TestLateAndTwice:
         assert (driver.state("a"), driver.job("a").frozen) == ("SUSPENDED", None)
         assert "it could not be frozen (busy), and GPU h1-0" in explained(driver)
 
+    @pytest.mark.parametrize("thawed", [False, True])
+    def test_a_gpu_that_is_gone_before_it_is_frozen_leaves_it_the_others_of_its_host(self, thawed: bool):
+        """What type they must be was asked of the GPU that was gone: of none, and the job started over."""
+        driver = thawing(gpus=2) if thawed else running(gpus=2)
+        (used,) = on(driver, "a")
+        driver.do(SUSPEND)
+        left = tuple(gpu for gpu in host("h1", 2, checkpoints=True).gpus if gpu.gpu_id != used)
+        driver.do(HostJoined(replace(host("h1", 2), gpus=left)))
+        driver.do(replace(FROZEN, revision=int(thawed)))
+        frozen = driver.job("a").frozen
+        assert frozen is not None
+        assert (frozen.gpu_type, frozen.ends) == ("cpu-1", "")
+        (start,) = driver.do(ResumeRequested("a", "asked"))
+        assert isinstance(start, StartJob)
+        assert (start.thaws, start.epoch, [share.gpu_id for share in start.shares]) == (True, 1, [left[0].gpu_id])
+
     @pytest.mark.parametrize("resumed", [False, True])
     def test_one_that_was_done_when_it_was_frozen_is_done_and_does_not_run_again(self, resumed: bool):
         driver = frozen()
@@ -104,6 +123,87 @@ class TestLateAndTwice:
         driver.do(JobExited("a", 1, "h1", 0))
         job = driver.job("a")
         assert (job.state, job.exit_code, job.frozen) == ("SUCCEEDED", 0, None)
+
+
+class TestCutShort:
+    """The host agent ended while it froze the job: that says nothing of the job."""
+
+    def test_it_goes_on_and_can_be_frozen_again(self):
+        driver = running()
+        driver.do(SUSPEND)
+        driver.do(FreezeFailed("h1", "a", 1, 0, "the host agent ended meanwhile", again=True))
+        job = driver.job("a")
+        assert (driver.state("a"), job.freezes, job.unfreezable, job.lease is not None) == ("RUNNING", True, "", True)
+        (stop,) = driver.do(SUSPEND)
+        assert isinstance(stop, StopJob)
+        assert (stop.freezes, stop.revision) == (True, 1)
+        driver.do(replace(FROZEN, revision=1))
+        assert driver.state("a") == "SUSPENDED"
+
+    def test_not_for_ever_since_it_may_be_freezing_that_ends_the_agent(self):
+        driver = running()
+        for revision in range(MOST_CUT + 1):
+            assert driver.job("a").freezes
+            driver.do(SUSPEND)
+            driver.do(FreezeFailed("h1", "a", 1, revision, "the host agent ended meanwhile", again=True))
+        assert (driver.job("a").freezes, driver.state("a")) == (False, "RUNNING")
+        assert "the host agent ended meanwhile" in driver.job("a").unfreezable
+
+
+class TestGpusThatDoNotWork:
+    """A frozen job whose host has such GPUs, none of which works."""
+
+    @staticmethod
+    def faulty(hosts: int = 2) -> Driver:
+        """Job a is frozen on h1, and to go on; its GPU is lost."""
+        driver = frozen(hosts=hosts)
+        (gpu,) = host("h1", checkpoints=True).gpus
+        driver.do(HostJoined(replace(host("h1"), gpus=(replace(gpu, healthy=False, fault="lost"),))))
+        driver.do(ResumeRequested("a", "asked"))
+        driver.do(Tick())
+        assert driver.state("a") == "QUEUED"
+        return driver
+
+    def test_it_waits_for_them_for_a_while_and_starts_over_elsewhere(self):
+        """It waited for ever, beside GPUs that were idle."""
+        driver = self.faulty()
+        assert "none of these works, first seen 0.0 s ago: unless one does within 30 min it starts over" in explained(
+            driver
+        )
+        assert driver.do(Tick(), after_s=STUCK_S - 1.0) == []
+        (stop,) = driver.do(Tick(), after_s=2.0)
+        assert isinstance(stop, StopJob)
+        assert (stop.host_id, stop.epoch, stop.freezes) == ("h1", 1, False)
+        (start,) = driver.do(JobExited("a", 1, "h1", -9, stopped=True))
+        assert isinstance(start, StartJob)
+        assert (start.host_id, start.epoch, start.thaws) == ("h2", 2, False)
+        assert "no GPU of host h1.example on which it could go on has worked for 30 min" in explained(driver)
+        assert driver.job("a").restarts == 0
+
+    def test_one_that_works_again_in_time_takes_it(self):
+        driver = self.faulty()
+        driver.do(Tick(), after_s=STUCK_S - 1.0)
+        (start,) = driver.do(HostJoined(host("h1", checkpoints=True)))
+        assert isinstance(start, StartJob)
+        assert (start.host_id, start.epoch, start.thaws) == ("h1", 1, True)
+
+    def test_the_time_starts_anew_once_one_has_worked(self):
+        driver = self.faulty()
+        lost = driver.core.state.hosts["h1"]
+        driver.do(Tick(), after_s=STUCK_S - 1.0)
+        driver.do(SUSPEND)
+        driver.do(HostJoined(host("h1", checkpoints=True)), Tick())
+        driver.do(HostJoined(lost))
+        driver.do(ResumeRequested("a", "asked"), Tick())
+        assert driver.do(Tick(), after_s=STUCK_S - 1.0) == []
+        assert len(driver.do(Tick(), after_s=2.0)) == 1
+
+    def test_whoever_has_suspended_it_is_not_hurried(self):
+        driver = self.faulty()
+        driver.do(SUSPEND)
+        assert driver.do(Tick(), after_s=10 * STUCK_S) == []
+        job = driver.job("a")
+        assert (driver.state("a"), job.frozen is not None and job.frozen.ends) == ("SUSPENDED", "")
 
 
 class TestReconciling:
