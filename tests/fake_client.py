@@ -310,7 +310,7 @@ class FakeClient:
 
     def stream_logs(self, job_id: str, *, renew: bool = False) -> Iterator[bytes]:
         self.job(job_id)
-        *first, last = self.output
+        *first, last = self.output or (b"",)
         yield from first
         if self.gate is not None:
             assert self.gate.wait(20.0), "nobody stopped the job"

@@ -9,6 +9,7 @@ from cotenant import _render
 
 if TYPE_CHECKING:
     from cotenant.scheduler.client import Client
+    from cotenant.scheduler.views import JobView
 
 
 def copy(client: Client, job_id: str, run: int | None, keep: bool, write: Callable[[bytes], None]) -> None:
@@ -21,17 +22,32 @@ def copy(client: Client, job_id: str, run: int | None, keep: bool, write: Callab
         keep: Stay until the job has ended.
         write: Takes the bytes.
     """
-    newest = client.job(job_id).epoch
+    newest, printed = client.job(job_id).epoch, False
     if run is None and newest > 1:
         _render.note(f"earlier runs: {_numbers(newest - 1)} (--run N)")
     if keep:
         for data in client.stream_logs(job_id):
             write(data)
-        return
-    offset, epoch = 0, run or newest or None  # named, so that what begins meanwhile is not mixed with it
-    while (chunk := client.logs(job_id, offset, epoch=epoch)).data:
-        write(chunk.data)
-        offset = chunk.next_offset
+            printed = printed or bool(data)
+    else:
+        offset, epoch = 0, run or newest or None  # named, so that what begins meanwhile is not mixed with it
+        while (chunk := client.logs(job_id, offset, epoch=epoch)).data:
+            write(chunk.data)
+            offset, printed = chunk.next_offset, True
+    if not printed:
+        _render.note(_why_nothing(client.job(job_id), run))
+
+
+def _why_nothing(job: JobView, run: int | None) -> str:
+    """Say what became of a job of which there is no output: an empty answer reads as if all were well."""
+    if run is not None and run < job.epoch:
+        return f"{job.job_id}: run {run} printed nothing"
+    if job.epoch == 0 and not job.state.terminal:
+        what = "has not been started yet"
+    else:
+        what = "printed nothing" if job.state.terminal else "has printed nothing yet"
+    why = job.waits or job.reason
+    return f"{job.job_id} {what}: {job.state}" + (f": {why}" if why else "")
 
 
 def _numbers(last: int) -> str:
