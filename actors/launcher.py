@@ -25,14 +25,14 @@ from cotenant.actors import jobfiles, jobrecords, launchspec, runner
 from cotenant.actors.checkpoints import CHECKPOINTS, Checkpoints, lease_variables
 from cotenant.actors.clock import SteadyClock
 from cotenant.actors.devices.base import GpuInfo
-from cotenant.actors.enforcement.base import EnforcementBackend, ServiceDown, StaleCommand, bounds_of
-from cotenant.actors.enforcement.cpu import CpuEnforcement
-from cotenant.actors.enforcement.host import whole
+from cotenant.actors.enforcement.base import JobEnforcement, ServiceDown, StaleCommand, bounds_of
+from cotenant.actors.enforcement.host import HostEnforcement, whole
 from cotenant.actors.freezing import Freezing
 from cotenant.actors.jobrecords import Exited, Held, JobRecord, Launched, Phase
 from cotenant.actors.launchspec import LaunchError
 from cotenant.actors.reports import Descriptors, JobReport
 from cotenant.actors.starts import Key, Starts, start_supervisor
+from cotenant.configs.settings import EnforcementSettings
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.model import Bounds, Isolation
 
@@ -49,7 +49,7 @@ class Launcher:
     Args:
         run_dir: Where everything is kept; made when it does not exist. One launcher per directory.
         gpus: The GPUs of this host.
-        backend: How shares are enforced; None = the ``cpu`` device's.
+        backend: How shares are enforced; None = in the ways of this host, by default settings.
         keep_output_s: How long the output of a released job can still be read.
         first_validity_s: How long leases hold before the first renewal in a new directory. In one that was used before
             they hold as long as they did, and no longer than this: nobody has renewed them.
@@ -64,7 +64,7 @@ class Launcher:
         self,
         run_dir: Path,
         gpus: Sequence[GpuInfo],
-        backend: EnforcementBackend | None = None,
+        backend: JobEnforcement | None = None,
         keep_output_s: float = 3600.0,
         first_validity_s: float = FIRST_VALIDITY_S,
         *,
@@ -75,7 +75,7 @@ class Launcher:
         (self._dir / jobfiles.OUTPUTS).mkdir(parents=True, exist_ok=True)
         self._dir.chmod(0o700)
         self._gpus = {gpu.gpu_id: gpu for gpu in gpus}
-        self._backend = backend or CpuEnforcement()
+        self._backend = backend or HostEnforcement(self._dir, gpus, EnforcementSettings())
         self._keep_output_s = keep_output_s
         self._variables = dict(variables or {})
         self._checkpoints = checkpoints or Checkpoints(self._dir / CHECKPOINTS)

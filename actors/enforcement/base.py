@@ -64,19 +64,11 @@ def bounds_of(ceilings: Iterable[Ceiling]) -> Bounds:
 
 
 class EnforcementBackend(Protocol):
-    """What the launcher needs of an enforcement."""
+    """A way to hold jobs to their shares."""
 
     name: str
 
-    def admit(
-        self,
-        job_dir: Path,
-        gpus: Sequence[GpuInfo],
-        shares: Sequence[Share],
-        isolation: Isolation,
-        *,
-        freezes: bool = False,
-    ) -> None:
+    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
         """Decide how a new job is held and make that ready; before anything else is asked about the job.
 
         Args:
@@ -84,7 +76,6 @@ class EnforcementBackend(Protocol):
             gpus: The GPUs of its shares on this host; position = share index.
             shares: Its shares.
             isolation: What its hints ask for.
-            freezes: They ask for processes that can be frozen.
 
         Raises:
             OSError: It cannot be made ready now; another try may help.
@@ -181,5 +172,32 @@ class EnforcementBackend(Protocol):
 
         Returns:
             What stays, for people.
+        """
+        ...
+
+
+class JobEnforcement(EnforcementBackend, Protocol):
+    """What the launcher needs: all ways of a host, one of which is chosen for each job."""
+
+    def admit(
+        self,
+        job_dir: Path,
+        gpus: Sequence[GpuInfo],
+        shares: Sequence[Share],
+        isolation: Isolation,
+        *,
+        freezes: bool = False,
+    ) -> None:
+        """See ``EnforcementBackend.admit``.
+
+        Args:
+            job_dir: Its directory, empty.
+            gpus: The GPUs of its shares on this host; position = share index.
+            shares: Its shares.
+            isolation: What its hints ask for.
+            freezes: They ask for processes that can be frozen, which decides the way it is held.
+
+        Raises:
+            OSError: It cannot be made ready now; another try may help.
         """
         ...

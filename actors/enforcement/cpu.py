@@ -40,15 +40,7 @@ class CpuEnforcement(ShareFile):
         self._groups_lock = threading.Lock()  # starts and ``tend`` are in different threads
         self._starting: dict[Path, list[str]] = {}  # names of groups whose jobs ``tend`` has not been told of yet
 
-    def admit(
-        self,
-        job_dir: Path,
-        gpus: Sequence[GpuInfo],
-        shares: Sequence[Share],
-        isolation: Isolation,
-        *,
-        freezes: bool = False,
-    ) -> None:
+    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
         """See ``EnforcementBackend.admit``: a job that is strictly kept apart gets memory groups, if there are any."""
         if self._groups is None or isolation != "hard":
             return

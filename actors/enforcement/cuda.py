@@ -100,15 +100,7 @@ class MpsEnforcement(TimeSliceEnforcement):
     def __init__(self, service: Callable[[str], MpsService]) -> None:
         self._service = service
 
-    def admit(
-        self,
-        job_dir: Path,
-        gpus: Sequence[GpuInfo],
-        shares: Sequence[Share],
-        isolation: Isolation,
-        *,
-        freezes: bool = False,
-    ) -> None:
+    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
         """See ``EnforcementBackend.admit``: has a daemon that takes clients, and settles the caps."""
         (gpu,), (share,) = gpus, shares
         service = self._service(gpu.gpu_id)

@@ -34,7 +34,7 @@ PROBE_S = 30.0  # for what is wanted to be known of checkpoints before a job sta
 
 
 class HostEnforcement(ShareFile):
-    """See ``EnforcementBackend``. What was decided for a job stays: it is written down in the job's directory.
+    """See ``JobEnforcement``. What was decided for a job stays: it is written down in the job's directory.
 
     Args:
         run_dir: The host's run directory; daemons are told apart by it.
@@ -99,7 +99,7 @@ class HostEnforcement(ShareFile):
         *,
         freezes: bool = False,
     ) -> None:
-        """See ``EnforcementBackend.admit``."""
+        """See ``JobEnforcement.admit``."""
         try:
             choice = choose([self._traits(gpu, checkpoints=freezes) for gpu in gpus], isolation, freezes=freezes)
         except ValueError as error:
@@ -107,6 +107,10 @@ class HostEnforcement(ShareFile):
         self._ways[choice.method].admit(job_dir, gpus, shares, isolation)
         record = {"method": choice.method, "reason": choice.reason, "gpu_ids": [gpu.gpu_id for gpu in gpus]}
         runner.write_json(str(job_dir / RECORD), record)
+
+    def apply(self, job_dir: Path, shares: Sequence[Share], epoch: int, revision: int) -> None:
+        """See ``EnforcementBackend.apply``."""
+        self._way(job_dir).apply(job_dir, shares, epoch, revision)
 
     def environment(self, job_dir: Path, gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> dict[str, str]:
         """See ``EnforcementBackend.environment``."""

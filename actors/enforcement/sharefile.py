@@ -33,15 +33,7 @@ class ShareFile:
     nothing_seen = "no PyTorch optimizer seen"
     no_step = "no optimizer step seen"
 
-    def admit(
-        self,
-        job_dir: Path,
-        gpus: Sequence[GpuInfo],
-        shares: Sequence[Share],
-        isolation: Isolation,
-        *,
-        freezes: bool = False,
-    ) -> None:
+    def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
         """See ``EnforcementBackend.admit``: nothing has to be made ready."""
 
     def apply(self, job_dir: Path, shares: Sequence[Share], epoch: int, revision: int) -> None:

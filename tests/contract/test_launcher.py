@@ -15,9 +15,10 @@ from launching import CORES, ENV, GPU, IGNORE_TERM, OTHER, SHARE, ignores_term
 from support import wait_until
 
 from cotenant.actors import runner
-from cotenant.actors.enforcement.cpu import CpuEnforcement
+from cotenant.actors.enforcement.host import HostEnforcement
 from cotenant.actors.launcher import Exited, Launcher, LaunchError, StaleCommand
 from cotenant.actors.shim.shareword import read_all
+from cotenant.configs.settings import EnforcementSettings
 from cotenant.placement.types import Share
 
 
@@ -166,12 +167,12 @@ def test_an_epoch_that_is_over_does_not_start_again(host, over):
 
 
 def test_a_stop_that_comes_during_the_launch_is_not_lost(host):
-    class Meanwhile(CpuEnforcement):
+    class Meanwhile(HostEnforcement):
         def apply(self, *arguments) -> None:
             host.launcher.stop("job", 1, 1.0, "changed my mind")
             super().apply(*arguments)
 
-    host.launcher = Launcher(host.path, (GPU, OTHER), Meanwhile())
+    host.launcher = Launcher(host.path, (GPU, OTHER), Meanwhile(host.path, (GPU, OTHER), EnforcementSettings()))
     host.python("import time; time.sleep(60)")
     assert host.exited() == Exited("job", 1, -signal.SIGTERM, "stopped while it was being started", stopped=True)
 

@@ -15,9 +15,10 @@ from launching import ENV, GPU, OTHER, Host
 from support import wait_until
 
 from cotenant.actors import jobrecords, runner
-from cotenant.actors.enforcement.cpu import CpuEnforcement
+from cotenant.actors.enforcement.host import HostEnforcement
 from cotenant.actors.jobrecords import Exited
 from cotenant.actors.launcher import Launcher
+from cotenant.configs.settings import EnforcementSettings
 
 WORKER = """
 import os, pathlib, time
@@ -151,11 +152,11 @@ def test_a_process_that_comes_while_its_lease_is_asked_to_end_has_its_gpu(host):
 
 
 def test_leases_expire_whatever_becomes_of_what_their_jobs_run_under(host, monkeypatch):
-    class Broken(CpuEnforcement):
+    class Broken(HostEnforcement):
         def tend(self, job_dirs) -> None:
             raise ValueError("its record is damaged")
 
-    host.launcher = Launcher(host.path, (GPU, OTHER), Broken())
+    host.launcher = Launcher(host.path, (GPU, OTHER), Broken(host.path, (GPU, OTHER), EnforcementSettings()))
     host.launch(kind="lease", command=())
     host.launcher.renew(time.monotonic() - 1.0)
     host.launcher.tend()

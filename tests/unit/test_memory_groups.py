@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from cotenant.actors.devices.base import GpuInfo
+from cotenant.actors.enforcement import host
 from cotenant.actors.enforcement.cgroup import MemoryGroups, find_groups
 from cotenant.actors.enforcement.cpu import CpuEnforcement
 from cotenant.actors.shim.reportfile import ReportWriter
+from cotenant.configs.settings import EnforcementSettings
 from cotenant.placement.types import Share
 
 MIB = 1 << 20
@@ -283,6 +285,22 @@ def test_a_job_that_is_kept_apart_gets_a_group_and_others_do_not(tmp_path, monke
     assert not limit.exists()
     cpu.close()
     assert not groups.base.exists()
+
+
+def test_on_a_host_the_group_follows_the_share(tmp_path, monkeypatch):
+    """Shares were put in force past the way of the job: one that had grown was killed at what it had first."""
+    kernel = Kernel(tmp_path, monkeypatch, 1)
+    monkeypatch.setattr(host, "find_groups", lambda _: kernel.find())
+    gpus = [GpuInfo("g", "cpu-core", 0, 1 << 30, {"CUDA_VISIBLE_DEVICES": ""}, (0,))]
+    backend, job_dir = host.HostEnforcement(tmp_path, gpus, EnforcementSettings()), tmp_path / "hard.1"
+    job_dir.mkdir()
+    backend.admit(job_dir, gpus, [Share("g", 600 * MIB, 1.0)], "hard")
+    (limit,) = kernel.root.rglob("hard.1.0/memory.limit_in_bytes")
+    for revision, (size, allowed) in enumerate(((600, 856), (4096, 5120), (600, 856))):
+        backend.apply(job_dir, [Share("g", size * MIB, 1.0)], 1, revision)
+        assert limit.read_text() == str(allowed * MIB)
+    assert backend.in_force(job_dir) == (1, 2)
+    backend.close()
 
 
 def test_the_group_of_a_job_that_is_being_started_stays(tmp_path, monkeypatch):
