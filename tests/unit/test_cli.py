@@ -24,7 +24,6 @@ from cotenant.scheduler.client import Client
 from cotenant.scheduler.core.model import Hints, JobState
 from cotenant.scheduler.errors import NotConnected, NotPlaceable
 from cotenant.scheduler.hints import HINT_NAMES
-from cotenant.scheduler.views import JobView, LogChunk
 
 
 def test_the_fake_has_the_methods_of_the_client() -> None:
@@ -183,16 +182,6 @@ def test_unreadable_or_vanished_working_directory(
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert "cwd: the current directory is gone" in invoke("submit", "--", "true")[2]
-
-
-@pytest.mark.parametrize("command", [("submit",), ("submit", "--wait"), ("run",)])
-def test_a_checkpoint_hint_that_counts_as_none_is_told_on_stderr(client: FakeClient, command: tuple[str, ...]) -> None:
-    told = "warning: checkpoint: 'driver' counts as none for job-new: the driver can freeze processes on no GPU"
-    client.final = job_view("job-new", JobState.SUCCEEDED, no_freezing="the driver can freeze processes on no GPU")
-    code, out, err = invoke(*command, "--checkpoint", "driver", "--", "true")
-    assert (code, told in err, told in out) == (0, True, False)
-    client.final = job_view("job-new", JobState.SUCCEEDED)
-    assert "warning" not in invoke(*command, "--checkpoint", "driver", "--", "true")[2]
 
 
 def test_not_placeable_is_exit_code_2(client: FakeClient) -> None:
@@ -441,39 +430,6 @@ def test_ps_hides_what_has_ended_and_empty_is_said(client: FakeClient) -> None:
     client.known.clear()
     assert invoke("ps")[1] == "no jobs\n"
     assert invoke("ps", "--json")[1] == "[]\n"
-
-
-@pytest.mark.parametrize("follow", [(), ("-f",)])
-@pytest.mark.parametrize(
-    ("view", "told"),
-    [
-        (
-            job_view("j", JobState.FAILED, reason="could not be started: no space left"),
-            "printed nothing: FAILED: could not",
-        ),
-        (job_view("j", JobState.FAILED, epoch=0, reason="no device"), "j printed nothing: FAILED: no device"),
-        (job_view("j", JobState.SUCCEEDED, reason="exit code 0"), "j printed nothing: SUCCEEDED: exit code 0"),
-        (
-            job_view("j", JobState.QUEUED, epoch=0, reason="submitted", waits="1 GPU: busy"),
-            "started yet: QUEUED: 1 GPU: busy",
-        ),
-        (job_view("j", JobState.RUNNING), "j has printed nothing yet: RUNNING\n"),
-    ],
-)
-def test_logs_of_a_job_that_printed_nothing_say_what_became_of_it(
-    client: FakeClient, follow: tuple[str, ...], view: JobView, told: str
-) -> None:
-    client.known["j"], client.final, client.output = view, view, ()
-    code, out, err = invoke("logs", "j", *follow)
-    assert (code, out, told in err, err.count("\n")) == (0, "", True, 1)
-
-
-def test_logs_of_an_earlier_run_that_printed_nothing_do_not_tell_of_the_last(
-    client: FakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.known["j"] = job_view("j", JobState.FAILED, epoch=2, reason="exit code 1")
-    monkeypatch.setattr(client, "logs", lambda *_, epoch: LogChunk(data=b"", next_offset=0, eof=True, epoch=epoch))
-    assert invoke("logs", "j", "--run", "1")[2] == "cotenant: j: run 1 printed nothing\n"
 
 
 @pytest.mark.parametrize("args", [["explain", "nope"], ["logs", "nope"], ["stop", "nope"], ["logs", "-f", "nope"]])
