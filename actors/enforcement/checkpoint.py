@@ -13,12 +13,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from cotenant.actors import runner
 
 LOCK_TIMEOUT_MS = 10_000
+GPU_S = 5.0  # for one GPU to say which it is
 ASKED_BY = "COTENANT_ASKED_BY"  # in the environment: the process that wants to know how it ends
 LEAST_CUDA = 12080  # of the driver, as NVML tells it
 _PR_SET_PDEATHSIG = 1
@@ -63,13 +64,25 @@ def of_all_gpus(gpu_mapping: Mapping[str, str]) -> dict[str, str]:
     """Return a mapping as the driver wants it: of every GPU that its kernel part has, whoever may use it, and UUIDs
     without the prefix that NVML gives them.
     """
-    known: list[str] = []
     with _nvml() as library:
-        if library is not None:
-            handles = [library.call("nvmlDeviceGetHandleByIndex", i) for i in range(library.call("nvmlDeviceGetCount"))]
-            known = [library.call("nvmlDeviceGetUUID", handle) for handle in handles]
+        known = [] if library is None else _uuids(library)
     complete = {uuid: uuid for uuid in known} | dict(gpu_mapping)
     return {old.removeprefix("GPU-"): new.removeprefix("GPU-") for old, new in complete.items()}
+
+
+def _uuids(library: Any) -> list[str]:
+    """The GPUs that answer: one that is lost or hangs must not keep processes from going on on others."""
+    from cotenant.actors.devices.nvml.library import NvmlFailure  # noqa: PLC0415 - only where it is used
+    from cotenant.actors.devices.nvml.watchdog import Hung, call_within  # noqa: PLC0415
+
+    def uuid(index: int) -> str:
+        return str(library.call("nvmlDeviceGetUUID", library.call("nvmlDeviceGetHandleByIndex", index)))
+
+    found = []
+    for index in range(library.call("nvmlDeviceGetCount")):
+        with suppress(NvmlFailure, Hung):
+            found.append(call_within(GPU_S, f"GPU {index}", uuid, index))
+    return found
 
 
 def checkpoint_all(pids: Sequence[int]) -> None:

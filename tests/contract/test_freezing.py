@@ -455,6 +455,18 @@ def test_the_driver_is_told_of_gpus_too_that_are_not_managed(host, monkeypatch, 
     assert host.driver.on(1) == {host.pid}
 
 
+@pytest.mark.parametrize("fault", ["fault * 15 2", "hang nvmlDeviceGetUUID 2"])
+def test_a_gpu_that_is_lost_or_hangs_keeps_no_frozen_job_from_going_on_on_others(host, standin, fault):
+    host.start()
+    host.frozen()
+    standin.set(*standin.state.read_text().split("\n"), fault)
+    host.thaw("GPU-b")
+    host.until(lambda: host.last() != "job_frozen", "that has come to an end")
+    assert host.last() == "job_started", host.events[-1]
+    assert host.driver.on(1) == {host.pid}
+    host.counts()
+
+
 def test_a_driver_that_is_too_old_is_found_out(host, standin):
     standin.set(*GPUS, "cuda 12040")
     host.until(lambda: host.agent._enforcement.no_checkpoints() is not None, "it is known")

@@ -174,6 +174,21 @@ def test_two_jobs_are_told_apart(host: NvmlHost) -> None:
     assert job(sample, "b").memory_bytes == 600
 
 
+@pytest.mark.parametrize("fails", ["Compute", "MPSCompute"])
+def test_one_list_alone_says_of_nobody_that_he_has_no_memory(host: NvmlHost, fails: str) -> None:
+    """The other list may hold him: that it could not be read is no 0."""
+    in_list = "compute" if fails == "Compute" else "mps"
+    lines = (f"gpu 0 uuid=GPU-0 util=60 used={GIB}", f"process 0 pid=PID0 memory=100 list={in_list}")
+    backend = host.start(*lines)
+    backend.watch("a", ["GPU-0"], host.pids[0])
+    backend.watch("b", ["GPU-0"], host.pids[1])
+    until(backend, lambda sample: job(sample, "a").memory_bytes == 100, "the lists to be read")
+    host.show(*lines, f"fault nvmlDeviceGet{fails}RunningProcesses_v3 999")
+    sample = until(backend, lambda sample: job(sample, "a").memory_bytes != 100, "the lists to be read again")
+    assert (job(sample, "a").memory_bytes, job(sample, "b").memory_bytes) == (None, None)
+    assert backend.contexts(["GPU-0"], host.pids) is None
+
+
 def _dead_pid() -> int:
     process = subprocess.Popen(["true"])
     process.wait()

@@ -7,13 +7,22 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from cotenant.actors.devices.nvml.bounds import fraction, used_bytes
-from cotenant.actors.devices.nvml.library import INSUFFICIENT_SIZE, NOT_FOUND, SUCCESS, Asker, columns_of
+from cotenant.actors.devices.nvml.library import (
+    FUNCTION_NOT_FOUND,
+    INSUFFICIENT_SIZE,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    SUCCESS,
+    Asker,
+    columns_of,
+)
 
 HOLD_S = 1.0  # the driver's longest sampling period: an older value tells nothing about now
 UTILISATION = "nvmlDeviceGetProcessUtilization"
 # No process had anything to do; processes appeared between nvidia-ml-py's two calls; its way to say "no process".
 NOTHING_NEW = frozenset({NOT_FOUND, INSUFFICIENT_SIZE, SUCCESS})
-_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
+_PLAIN, _CLIENTS = "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"
+_NO_SUCH_LIST = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})  # then nobody is in it
 
 
 class Held(NamedTuple):
@@ -66,11 +75,16 @@ def utilisation_is_told(asker: Asker) -> bool:
 
 
 def read_memory(asker: Asker, handle: Any, total_bytes: int | None) -> dict[int, int | None] | None:
-    """Return the device memory of every process on it; None when the lists cannot be read."""
-    lists = [asker.ask(name, handle) for name in _LISTS]
-    if all(found is None for found in lists):
+    """Return the device memory of every process on it; None when the lists cannot be read.
+
+    Nor when one of them cannot: who is not in the other may be in that one, which is no 0.
+    """
+    plain, clients = asker.ask(_PLAIN, handle), asker.ask(_CLIENTS, handle)
+    if clients is None and asker.failures[_CLIENTS].code in _NO_SUCH_LIST:
+        clients = []
+    if plain is None or clients is None:
         return None
-    return union(((each.pid, each.usedGpuMemory) for found in lists for each in found or ()), total_bytes)
+    return union(((each.pid, each.usedGpuMemory) for each in (*plain, *clients)), total_bytes)
 
 
 def union(listed: Iterable[tuple[int, int | None]], total_bytes: int | None) -> dict[int, int | None]:
