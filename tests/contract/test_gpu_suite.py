@@ -8,6 +8,7 @@ import shutil
 import sys
 
 import pytest
+from fake_driver import FakeDriver
 from fake_mps import FakeMps
 from fake_torch import FakeTorch
 from nvml_standin import Standin
@@ -22,10 +23,12 @@ MIG = (
 )
 
 
-def run(tmp_path, monkeypatch, hardware, *options, **environment):
-    """Run the suite on this hardware; returns how it ended."""
+def run(tmp_path, monkeypatch, hardware, *options, checkpoints=False, **environment):
+    """Run the suite on this hardware, whose driver can make checkpoints or not; returns how it ended."""
     standin = Standin(tmp_path / "nvml")
     standin.set(*hardware)
+    if checkpoints:
+        FakeDriver(tmp_path / "driver", standin, monkeypatch)
     FakeMps(tmp_path / "mps", monkeypatch)
     torch = FakeTorch(tmp_path)
     (tmp_path / "no-ray").mkdir()
@@ -63,6 +66,21 @@ def test_every_case_runs(tmp_path, monkeypatch, *, hardware, visible, measured, 
     assert any(without in line for line in report["skipped"]) or shutil.which("nvidia-smi")
     assert all(row["value"] == 1.0 for row in report["rows"] if row["case"].startswith("memory, "))
     assert len((tmp_path / "out" / "gpu.csv").read_text().splitlines()) == len(report["rows"]) + 1
+
+
+def test_checkpoints_of_the_driver_are_measured_where_there_are_any(tmp_path, monkeypatch):
+    cases = ("--case", "paused", "--case", "migrated")
+    done = run(tmp_path, monkeypatch, WHOLE, *cases, checkpoints=True, CUDA_VISIBLE_DEVICES="1,0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    assert (report["failed"], report["skipped"]) == ([], [])
+    found = [(row["case"], row["method"], row["metric"]) for row in report["rows"] if "checkpoint" in row["method"]]
+    assert found == [
+        ("paused", "checkpoint", "until it stands still"),
+        ("paused", "checkpoint", "device memory freed"),
+        ("paused", "checkpoint", "until it steps again"),
+        ("moved to another GPU", "driver checkpoint", "from the request to its next step"),
+    ]
 
 
 def test_no_device_to_measure_is_said(tmp_path, monkeypatch):
