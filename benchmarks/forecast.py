@@ -214,7 +214,7 @@ def over_seeds(data: SeriesSet, outside: Found | None, seeds: int, methods: tupl
         runs.append([row for method, found in said.items() for row in forecasts(data, method, found)])
     for same in zip(*runs, strict=True):
         values = [row.value for row in same]
-        spread = statistics.stdev(values) if seeds > 1 else None
+        spread = statistics.stdev(values) if seeds > 1 else same[0].spread
         yield replace(same[0], value=statistics.fmean(values), spread=spread)
 
 

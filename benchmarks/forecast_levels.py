@@ -271,7 +271,8 @@ def over_seeds(data: SeriesSet, outside: Found | None, seeds: int) -> Iterator[R
         runs.append([row for h, each in zip(data.horizons, said, strict=True) for row in judge(data, h, TRAINED, each)])
     for same in zip(*runs, strict=True):
         values = [row.value for row in same]
-        yield replace(same[0], value=statistics.fmean(values), spread=statistics.stdev(values) if seeds > 1 else None)
+        spread = statistics.stdev(values) if seeds > 1 else same[0].spread
+        yield replace(same[0], value=statistics.fmean(values), spread=spread)
 
 
 def measure(data: SeriesSet, seeds: int) -> list[Row]:

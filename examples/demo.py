@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -225,9 +226,20 @@ def context() -> dict[str, Any]:
     """Return what the figures were measured with."""
     packages = ("cotenant", "ray", "torch")
     return {
+        "commit": commit(),
         "machine": {"cores": len(os.sched_getaffinity(0)), "system": platform.platform()},
         "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
     }
+
+
+def commit() -> str | None:
+    """Return the commit of this checkout, with ``-dirty`` where files differ from it; None outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # no git on this machine
+        return None
+    return answer.stdout.strip() or None
 
 
 if __name__ == "__main__":

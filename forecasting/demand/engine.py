@@ -197,6 +197,7 @@ class SeriesMixture:
     def interrupt(self, rows: Indexes) -> None:
         """Time was skipped in these series: what was said before is not judged."""
         self._since[rows] = 0
+        self._restraint.interrupt(rows)
 
     def counts(self, rows: Indexes) -> Indexes:
         """Return how many values each series has had."""
@@ -314,7 +315,7 @@ class SeriesMixture:
             self._gate.learn(place, j, then=then, mean=mean, median=median, now=now)
             candidates = self._candidates(experts[:, None], gated[:, None], median[:, None])[:, 0]
             self._choice.learn(place, j, np.abs(candidates - now[:, None]))
-            self._restraint.learn(place, j, np.abs(point - now), np.abs(then - now))
+            self._restraint.learn(place, j, said=point, then=then, now=now)
             quantiles = said[:, self.width + _NOTES :]
             self._calibration.learn(numbers, j, Said(states.astype(np.intp), point, quantiles), now)
 

@@ -18,7 +18,7 @@ from cotenant.forecasting.demand.choice import Choice
 from cotenant.forecasting.demand.engine import MixtureSettings, Moment, SeriesMixture
 from cotenant.forecasting.demand.hostside import HostAnalogues
 from cotenant.forecasting.demand.mixing import Gate, Hedge
-from cotenant.forecasting.demand.restraint import Restraint
+from cotenant.forecasting.demand.restraint import MEMORY, Restraint
 from cotenant.forecasting.demand.streams import Streams
 
 SMALL = MixtureSettings(horizons=(1, 3), last=20, gains=(0.3,))
@@ -318,6 +318,10 @@ def spoken(restraint: Restraint, now: float, wanted: float) -> float:
     return float(restraint.point(ONE, single(now), single(0.01), single(wanted)[None])[0, 0])
 
 
+def judged(restraint: Restraint, said: float, then: float, now: float) -> None:
+    restraint.learn(ONE, 0, said=single(said), then=single(then), now=single(now))
+
+
 @pytest.mark.parametrize(
     ("values", "wanted", "said"),
     [
@@ -331,27 +335,41 @@ def spoken(restraint: Restraint, now: float, wanted: float) -> float:
 )
 def test_small_moves_are_none_while_a_series_stands_still(values: list[float], wanted: float, said: float) -> None:
     for steps in (False, True):
-        assert spoken(restrained(steps, values), values[-1], wanted) == pytest.approx(said)
+        restraint = restrained(steps, values)
+        for _ in range(3):
+            judged(restraint, 0.5, 0.2, 0.5)  # so that it may risk a move
+        assert spoken(restraint, values[-1], wanted) == pytest.approx(said)
 
 
-def test_persistence_speaks_while_forecasts_are_over_their_budget() -> None:
+def test_a_series_starts_with_persistence_and_risks_what_was_saved() -> None:
     restraint = restrained(False, [0.2])
-    for _ in range(20):
-        restraint.learn(ONE, 0, single(0.004), single(0.0))  # below the tolerance: decides nothing
-    assert spoken(restraint, 0.2, 0.9) == pytest.approx(0.9)
-    for _ in range(3):
-        restraint.learn(ONE, 0, single(0.3), single(0.1))
     assert spoken(restraint, 0.2, 0.9) == pytest.approx(0.2)
     for _ in range(3):
-        restraint.learn(ONE, 0, single(0.1), single(0.3))
-    assert spoken(restraint, 0.2, 0.9) == pytest.approx(0.9)
+        judged(restraint, 0.5, 0.2, 0.5)
+    assert spoken(restraint, 0.2, 0.9) == pytest.approx(0.9), "0.9 was saved, and 0.03 of what persistence lost"
+    assert 0.4 < spoken(restraint, 0.2, 0.9) < 0.45, "as long as the 0.7 of before may be lost, 0.2 is left"
+    restraint.interrupt(ONE)
+    assert spoken(restraint, 0.2, 0.9) == pytest.approx(0.9), "what is never judged is not lost"
 
 
 def test_a_series_of_steps_has_no_budget() -> None:
     restraint = restrained(True, [0.2])
     for _ in range(30):
-        restraint.learn(ONE, 0, single(0.3), single(0.0))
+        judged(restraint, 0.5, 0.2, 0.2)
     assert spoken(restraint, 0.2, 0.9) == pytest.approx(0.9)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1.0, width=32), st.floats(0.0, 1.0, width=32)), min_size=8, max_size=80))
+def test_whatever_comes_errors_stay_within_the_budget(series: list[tuple[float, float]]) -> None:
+    ahead, restraint, said, errors = 3, Restraint(1, 1, steps=False), [], np.zeros(2)
+    for tick, (now, wanted) in enumerate(series):
+        if tick >= ahead:
+            then = series[tick - ahead][0]
+            judged(restraint, said[-ahead], then, now)
+            errors = MEMORY * errors + (abs(said[-ahead] - now), abs(then - now))
+        restraint.watch(ONE, single(now), single(0.01))
+        said.append(spoken(restraint, now, wanted))
+        assert errors[0] <= 1.05 * errors[1] + 1e-5, "MORE, and what is forgotten while moves are out"
 
 
 def test_an_expert_that_never_lets_a_still_series_be_is_not_heard() -> None:
