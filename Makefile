@@ -27,7 +27,7 @@ check: venv  ## lint, formatting, types, walls between the rooms
 
 bench: venv  ## all benchmarks, about half an hour; tables on the terminal, JSON in build/bench
 	mkdir -p build/bench
-	set -e; for script in sampler sampler_nvml overhead workloads shares core latency recovery loop characterise interference forecast forecast_cost prm; do \
+	set -e; for script in sampler sampler_nvml overhead workloads shares core latency recovery loop characterise interference coldstart forecast forecast_levels forecast_cost prm; do \
 	  echo "== $$script"; $(BIN)/python benchmarks/$$script.py --json build/bench/$$script.json; done
 
 colocation: venv  ## measure how workloads share a device of this machine; 40 minutes, idle machine; resumable
