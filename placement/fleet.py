@@ -127,7 +127,9 @@ class Fleet(Sequence[GpuView]):
 
     def on_hosts(self, hosts: Integers) -> Integers:
         """Return the positions of all GPUs of these hosts, given by number; ascending."""
-        return np.flatnonzero(np.isin(self.host, hosts))
+        among = np.zeros(len(self.idle), dtype=np.bool_)
+        among[hosts] = True
+        return np.flatnonzero(among[self.host])  # far faster than isin()
 
     def number_of(self, host_id: str) -> int:
         """Return the number of a host.

@@ -56,7 +56,9 @@ class Statement:
             if any(resident.job_id == request.job_id for resident in gpu.residents):
                 raise ValueError(f"job {request.job_id!r} already holds a share of GPU {share.gpu_id!r}")
             squeezed = {job_id: new for job_id, new in placement.squeezed if new.gpu_id == share.gpu_id}
-            residents = tuple(replace(r, share=squeezed.get(r.job_id, r.share)) for r in gpu.residents)
+            residents = tuple(
+                replace(r, share=squeezed[r.job_id]) if r.job_id in squeezed else r for r in gpu.residents
+            )
             changed.append(replace(gpu, residents=(*residents, resident_of(request, share, gpu.gpu_type))))
         self._apply(changed)
 

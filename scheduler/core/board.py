@@ -221,7 +221,7 @@ class Board:
         """Return all that decides whether the job finds a place on few GPUs once enough of others have left.
 
         Args:
-            request: What the job asks.
+            request: What the job asks, whoever it is.
             job: The job.
             places: Positions of the GPUs.
             leaving: Ids of those who could leave, in order.
@@ -232,7 +232,7 @@ class Board:
         if request.cpus or len(places) > MOST_PREDICTED:
             return None
         return Attempt(
-            request=replace(request, job_id=""),
+            request=request,
             places=tuple(places.tolist()),
             views=tuple(map(self.statement.fleet.views.__getitem__, places.tolist())),
             open_places=tuple(self.open_to(job, places).tolist()),

@@ -8,7 +8,7 @@ that it has run. (Shortest remaining time first, Schrage 1968, but no long job i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -90,7 +90,7 @@ def _make_room_for(board: Board, job: Job, movers: _Movers) -> None:
     may = (movers.value * board.rules.priority_factor <= worth) | _have_much_more_left(movers, job)
     found = (movers.valued[place] for place in np.flatnonzero(may).tolist())
     victims = [each for each in found if each[1].spec.job_id not in board.taken]
-    request, attempts = board.state.request_of(job), board.state.line.attempts
+    request, attempts = replace(board.state.request_of(job), job_id=""), board.state.line.attempts
     for places, group in _groups(board, job, victims):
         attempt = board.attempt(request, job, places, (other.spec.job_id for _, other in group))
         if attempt is not None and attempts.failed(attempt):

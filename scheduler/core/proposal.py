@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
@@ -71,6 +72,7 @@ class Proposal:
         self.quotas = Quotas(state.accounts, state.settings, self.fleet)
         self.narrowed = False  # the last job was not allowed on some GPUs, because of what its tenant or queue holds
         self._statement = Statement(self.fleet)
+        self._end_of = cache(state.end_of)  # nobody gets on meanwhile
         self._open: dict[str, GpuView] = {}  # held GPUs as they are
         self._closed: dict[str, tuple[GpuView, GpuView]] = {}  # the same, and as those see them that may not use them
         self._shown: set[str] = set()  # GPUs that do not look as the state says
@@ -238,14 +240,14 @@ class Proposal:
         allowed = self._open_to(job, request)
         free = self._free_at() if allowed is self.fleet else None
         if old is not None and mine:
-            found = renewed(old, wish, allowed, state.end_of, now, free)
+            found = renewed(old, wish, allowed, self._end_of, now, free)
         else:
-            found = reserve(wish, allowed, state.end_of, now, free)
+            found = reserve(wish, allowed, self._end_of, now, free)
         if found is None:
             return False
         places = np.array([[self.fleet.position(gpu_id) for gpu_id in found.gpu_ids]], dtype=np.int64)
         suffices = not wait_for_others(self.fleet, request, places)[0]
-        held = hold(found, job, allowed, state.end_of, now, suffices=suffices)
+        held = hold(found, job, allowed, self._end_of, now, suffices=suffices)
         self._note_held(replace(held, claimed=self.plan.held.claimed))
         self._open.update((gpu_id, self.fleet[self.fleet.position(gpu_id)]) for gpu_id in found.gpu_ids)
         self._shown.update(found.gpu_ids)
@@ -258,7 +260,7 @@ class Proposal:
         for placement in self.plan.placed:
             for share in placement.shares:
                 place = self.fleet.position(share.gpu_id)
-                free[place] = free_at(self.fleet[place], self.state.end_of, now)
+                free[place] = free_at(self.fleet[place], self._end_of, now)
         return free
 
     # -- all of them together ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from operator import is_not, itemgetter
 
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.interference.evidence import EvidenceBook
@@ -129,7 +129,7 @@ class State:
     line: Line = field(default_factory=Line)
     floor: Floor = field(default_factory=Floor)
     _ended: list[tuple[float, int, str]] = field(default_factory=list)
-    _requests: dict[str, tuple[Job, Settings, Request]] = field(default_factory=dict)  # of jobs that hold GPUs
+    _requests: dict[str, tuple[tuple[object, ...], Request]] = field(default_factory=dict)  # with what they rest on
     _gpu_type: str | None = None  # of all GPUs; None = there are several, or none
     _gpu_types: tuple[str, ...] = ()
     _expectations: Expectations = field(default_factory=Expectations)
@@ -181,17 +181,19 @@ class State:
     def request_of(self, job: Job) -> Request:
         """Return what the job asks of placement."""
         typed = self.typed_profiles.get(job.spec.fingerprint, {})
-        if job.lease is None or typed:
+        if typed:
             profile = self.profile_of(job)
-            gpu = self.gpus.get(job.lease.shares[0].gpu_id) if typed and job.lease else None
+            gpu = self.gpus.get(job.lease.shares[0].gpu_id) if job.lease else None
             if gpu is not None:  # there it is as it was itself measured
                 typed = {**typed, gpu.gpu_type: profile}
             return request_of(job, profile, self.settings, typed, self._gpu_types)
+        measured = None if job.lease else self.profiles.get(job.spec.fingerprint)
+        rests_on = job, measured, self.settings, self.models, self._gpu_types
         known = self._requests.get(job.spec.job_id)
-        if known is None or known[0] is not job or known[1] is not self.settings:
+        if known is None or any(map(is_not, known[0], rests_on)):
             request = request_of(job, self.profile_of(job), self.settings, {}, self._gpu_types)
-            known = self._requests[job.spec.job_id] = job, self.settings, request
-        return known[2]
+            known = self._requests[job.spec.job_id] = rests_on, request
+        return known[1]
 
     def key_of(self, job: Job) -> Key:
         """Return what decides whether a waiting job finds a place."""
@@ -413,6 +415,7 @@ class State:
             self.line.remove(job_id)
         if job.lease is None:
             self.progress.pop(job_id, None)
+        if job.state.terminal:
             self._requests.pop(job_id, None)
         self.moves.follow(job)
         places = self._index_places(job, old)

@@ -106,6 +106,7 @@ class CoreShell:
         self._by_id = {run.job.job_id: run for run in world.runs}
         self._members: dict[int, int] = {}  # how often the residents of a GPU have changed
         self._looks: dict[int, tuple[int, int]] = {}  # by GPU: its version, and how often it was looked at for memory
+        self._suspects: set[int] = set()  # GPUs on which more memory may be reserved than used
         self._ticking = self._sweeping = False
         self._look_at = math.inf  # when the core's clock ticks so that it can rebalance
         self.calls = self.commands = 0
@@ -203,8 +204,10 @@ class CoreShell:
         """
         self._sweeping = False
         found: list[Event] = []
-        for gpu, present in enumerate(self.world.residents):
+        for gpu in sorted(self._suspects):
+            present = self.world.residents[gpu]
             if not any(self._parts[run.index].memory[gpu] > run.job.memory_bytes * _SLACK for run in present):
+                self._suspects.discard(gpu)
                 continue
             version, looks = self._looks.get(gpu, (0, 0))
             looks = looks + 1 if version == self._members[gpu] else 1
@@ -271,7 +274,9 @@ class CoreShell:
         if part is None or part.epoch != command.epoch:
             return []
         for share in command.shares:
-            part.memory[self._gpu_of[share.gpu_id]] = share.memory_bytes
+            gpu = self._gpu_of[share.gpu_id]
+            part.memory[gpu] = share.memory_bytes
+            self._suspects.add(gpu)
         if not part.begun and not part.stopping:
             self.world.alarm(self.world.now, ("begin", run, part.epoch))  # it may have waited for more memory
         elif any(share.memory_bytes < run.job.memory_bytes for share in command.shares):
@@ -304,6 +309,7 @@ class CoreShell:
     def _changed(self, gpus: Sequence[int]) -> None:
         """The residents of these GPUs have changed: have them measured once they have been so for a while."""
         sensing = self._sensor.sensing
+        self._suspects.update(gpus)
         for gpu in gpus:
             version = self._members[gpu] = self._members.get(gpu, 0) + 1
             present = self.world.residents[gpu]
