@@ -140,8 +140,8 @@ def _prospect(
     error = _slowdown_error(request, now.view, after, settings.confidence)
     if error is None and saving <= 0.0:  # one after the other would be faster, whatever slowdown the users accept
         error = FitError("no_saving", now.view.gpu_id, 0.0, saving)
-    lost = math.fsum([weight * (1.0 / n - 1.0) for weight, n in zip(now.weights, throughputs, strict=False)])
-    own = 1.0 / throughputs[-1] - 1.0
+    own = 1.0 / throughputs.pop() - 1.0
+    lost = math.fsum([weight * (1.0 / n - 1.0) for weight, n in zip(now.weights, throughputs, strict=True)])
     return Prospect(after, saving, now.saved, now.score, own, lost, lost - now.lost, error)
 
 

@@ -11,7 +11,7 @@ from cotenant.configs.settings import RebalanceSettings, Settings
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.constraints import MOST_PREDICTED
 from cotenant.placement.engine import PlacementPolicy
-from cotenant.placement.fleet import Flags, Integers, Part
+from cotenant.placement.fleet import Flags, Floats, Integers, Part
 from cotenant.placement.moving import Pace, paces
 from cotenant.placement.objective import slowness
 from cotenant.placement.processors import keep_for
@@ -80,14 +80,15 @@ class Board:
         Args:
             among: Ids of the only jobs to look at; None = all.
         """
-        savers = self.state.savers if among is None else self.state.savers.intersection(among)
-        return [
-            job
-            for job in self.state.in_order(savers - self.taken)
-            if job.state is JobState.RUNNING
-            and has_rested(job, self.now, self.rules)
-            and loses_nothing(job, self.state.settings)
-        ]
+        found = self.state.savers.ids(self.movable_rows(among))
+        return [self.state.jobs[job_id] for job_id in found if job_id not in self.taken]
+
+    def movable_rows(self, among: Iterable[str] | None = None) -> Integers:
+        """Return the same as rows of the state's savers; some of them may be taken already."""
+        savers = self.state.savers
+        rows = savers.running(among)
+        rows = rows[self.now - savers.granted_at(rows) >= REST * self.rules.move_cost_s]  # see has_rested
+        return rows if self._shared else rows[savers.on_one_host(rows)]  # see loses_nothing
 
     def look_when_rested(self) -> None:
         """Have rebalancing look again when the next of the running jobs that save has had its rest."""
@@ -119,6 +120,10 @@ class Board:
 
     def left_s(self, job_id: str) -> float:
         """Return how long the job is expected to run on, alone, seconds."""
+        if not self._left_s:
+            savers = self.state.savers
+            rows = savers.running()
+            self._left_s.update(zip(savers.ids(rows), savers.left_s(rows, self.now).tolist(), strict=True))
         left_s = self._left_s.get(job_id)
         if left_s is None:
             job = self.state.jobs[job_id]
@@ -133,6 +138,14 @@ class Board:
     def value(self, job: Job) -> float:
         """Return the priority value by which a running job keeps its GPUs."""
         return held_value(job, self.state.progress.get(job.spec.job_id), self.now, self.standing)
+
+    def values(self, rows: Integers) -> Floats:
+        """Return the same of many, given as rows of the state's savers."""
+        savers = self.state.savers
+        values = savers.values(rows, self.now, self.standing)
+        dated = np.flatnonzero(savers.dated(rows))
+        values[dated] = [self.value(self.state.jobs[job_id]) for job_id in savers.ids(rows[dated])]
+        return values
 
     def places(self, job_id: str) -> tuple[str, ...]:
         """Return the GPUs of a job."""

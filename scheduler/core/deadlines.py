@@ -62,8 +62,13 @@ def attained_s(job: Job, progress: Progress | None, now: float) -> float:
     """
     if progress is not None:
         return done_s(progress, now)
-    runs = job.lease is not None and job.started_at is not None and job.started_hosts.issuperset(job.hosts)
-    return job.done_s + (now - job.started_at if runs and job.started_at is not None else 0.0)
+    since = runs_since(job)
+    return job.done_s + (0.0 if since is None else now - since)
+
+
+def runs_since(job: Job) -> float | None:
+    """Return since when all of the job has run, Unix seconds; None when it does not."""
+    return job.started_at if job.lease is not None and job.started_hosts.issuperset(job.hosts) else None
 
 
 def remaining_alone_s(hints: Hints, progress: Progress | None, now: float) -> float | None:

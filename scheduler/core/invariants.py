@@ -161,7 +161,7 @@ def _check_indices(state: State) -> None:
         "starting": {job.spec.job_id for job in jobs if job.state is JobState.STARTING},
         "dated": {job.spec.job_id for job in jobs if job.lease is not None and job.spec.hints.deadline_s is not None},
     }
-    have = {name: getattr(state, name) for name in want}
+    have = {name: set(getattr(state, name)) for name in want}
     _check_line(state, want["queued"])
     for name, ids in want.items():
         if have[name] != ids:

@@ -173,7 +173,7 @@ class GuardedInterference:
 
     def _sound(self, answer: Sequence[ThroughputPrediction], members: int) -> bool:
         try:
-            if len(answer) == members and all(0.0 < p.low <= p.mid <= p.high <= 1.0 for p in answer):
+            if len(answer) == members and not [p for p in answer if not 0.0 < p.low <= p.mid <= p.high <= 1.0]:
                 return True
         except (TypeError, AttributeError):
             pass  # no predictions at all

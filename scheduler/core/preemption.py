@@ -15,10 +15,10 @@ import numpy as np
 from cotenant.placement.fleet import Flags, Floats, Integers
 from cotenant.placement.types import Placement
 from cotenant.scheduler.core.board import Board
-from cotenant.scheduler.core.deadlines import attained_s, left_of
+from cotenant.scheduler.core.deadlines import left_of
 from cotenant.scheduler.core.model import Interruption, InterruptionKind, Job
 from cotenant.scheduler.core.moves import PATIENCE_S
-from cotenant.scheduler.core.priority import CLASS_POINTS, had_waited_s, importance
+from cotenant.scheduler.core.priority import CLASS_POINTS, importance
 
 MOST_CLAIMANTS = 8  # waiting jobs that are looked at, of those that have waited long enough
 MUCH_MORE = 8.0  # times the GPU-seconds
@@ -53,14 +53,14 @@ class _Movers:
     """The jobs that may be asked to leave, least valued first; the arrays have an entry for each.
 
     Attributes:
-        valued: Their priority values, and they.
-        value: The former alone.
+        job_ids: Their ids.
+        value: Their priority values.
         points: Of their priority class.
         work_s: GPU-seconds that each is expected to have left, alone.
         patient: It has waited for a small part of the time that it has run.
     """
 
-    valued: Sequence[_Valued]
+    job_ids: Sequence[str]
     value: Floats
     points: Floats
     work_s: Floats
@@ -68,28 +68,26 @@ class _Movers:
 
 
 def _movers(board: Board) -> _Movers:
-    soon_s = 2.0 * board.rules.move_cost_s  # whoever ends by then anyway need not be asked
-    jobs = (job for job in board.movable() if board.left_s(job.spec.job_id) > soon_s)
-    by_value = sorted((board.value(job), -job.seq, job) for job in jobs)
+    savers, rows = board.state.savers, board.movable_rows()
+    # Whoever ends soon anyway need not be asked.
+    rows = rows[savers.left_s(rows, board.now) > 2.0 * board.rules.move_cost_s]
+    value = board.values(rows)
+    order = np.lexsort((-savers.seqs(rows), value))
+    rows = rows[order]
     return _Movers(
-        valued=[(value, job) for value, _, job in by_value],
-        value=np.array([value for value, _, _ in by_value]),
-        points=np.array([CLASS_POINTS[job.spec.hints.priority] for _, _, job in by_value]),
-        work_s=np.array([job.spec.hints.gpus * board.left_s(job.spec.job_id) for _, _, job in by_value]),
-        patient=np.array([_has_waited_little(board, job) for _, _, job in by_value], dtype=np.bool_),
+        job_ids=savers.ids(rows),
+        value=value[order],
+        points=savers.points(rows),
+        work_s=savers.gpus(rows) * savers.left_s(rows, board.now),
+        patient=savers.waited_s(rows) <= HELD_UP * savers.attained_s(rows, board.now),
     )
-
-
-def _has_waited_little(board: Board, job: Job) -> bool:
-    ran_s = attained_s(job, board.state.progress.get(job.spec.job_id), board.now)
-    return had_waited_s(job) <= HELD_UP * ran_s
 
 
 def _make_room_for(board: Board, job: Job, movers: _Movers) -> None:
     worth = importance(job, board.now, board.standing)
     may = (movers.value * board.rules.priority_factor <= worth) | _have_much_more_left(movers, job)
-    found = (movers.valued[place] for place in np.flatnonzero(may).tolist())
-    victims = [each for each in found if each[1].spec.job_id not in board.taken]
+    found = ((float(movers.value[place]), movers.job_ids[place]) for place in np.flatnonzero(may).tolist())
+    victims = [(value, board.state.jobs[job_id]) for value, job_id in found if job_id not in board.taken]
     request, attempts = replace(board.state.request_of(job), job_id=""), board.state.line.attempts
     for places, group in _groups(board, job, victims):
         attempt = board.attempt(request, job, places, (other.spec.job_id for _, other in group))

@@ -36,6 +36,7 @@ from cotenant.scheduler.core.quotas import limits_of
 from cotenant.scheduler.core.record import SCHEMA_VERSION, Record, read, write
 from cotenant.scheduler.core.requests import Expectations, Key, ask_of, keep_longest, max_slowdown, request_of
 from cotenant.scheduler.core.sanity import sound, sound_host
+from cotenant.scheduler.core.savers import Savers
 from cotenant.scheduler.core.snapshot import Usage
 
 KEPT_ENDED_JOBS = 10_000
@@ -117,7 +118,7 @@ class State:
     queued: set[str] = field(default_factory=set)
     pending: set[str] = field(default_factory=set)
     suspended: set[str] = field(default_factory=set)
-    savers: set[str] = field(default_factory=set)
+    savers: Savers = field(default_factory=Savers)
     leased: set[str] = field(default_factory=set)
     delayed: set[str] = field(default_factory=set)
     dated: set[str] = field(default_factory=set)
@@ -180,20 +181,18 @@ class State:
 
     def request_of(self, job: Job) -> Request:
         """Return what the job asks of placement."""
-        typed = self.typed_profiles.get(job.spec.fingerprint, {})
-        if typed:
-            profile = self.profile_of(job)
-            gpu = self.gpus.get(job.lease.shares[0].gpu_id) if job.lease else None
-            if gpu is not None:  # there it is as it was itself measured
-                typed = {**typed, gpu.gpu_type: profile}
-            return request_of(job, profile, self.settings, typed, self._gpu_types)
+        job_id, typed = job.spec.job_id, self.typed_profiles.get(job.spec.fingerprint, {})
         measured = None if job.lease else self.profiles.get(job.spec.fingerprint)
         rests_on = job, measured, self.settings, self.models, self._gpu_types
-        known = self._requests.get(job.spec.job_id)
-        if known is None or any(map(is_not, known[0], rests_on)):
-            request = request_of(job, self.profile_of(job), self.settings, {}, self._gpu_types)
-            known = self._requests[job.spec.job_id] = rests_on, request
-        return known[1]
+        if not typed and job_id in self._requests and not any(map(is_not, self._requests[job_id][0], rests_on)):
+            return self._requests[job_id][1]
+        profile = self.profile_of(job)
+        if typed and job.lease and (gpu := self.gpus.get(job.lease.shares[0].gpu_id)):
+            typed = {**typed, gpu.gpu_type: profile}  # there it is as it was itself measured
+        request = request_of(job, profile, self.settings, typed, self._gpu_types)
+        if not typed:
+            self._requests[job_id] = rests_on, request
+        return request
 
     def key_of(self, job: Job) -> Key:
         """Return what decides whether a waiting job finds a place."""
@@ -228,6 +227,7 @@ class State:
     def note_progress(self, job: Job, progress: Progress) -> None:
         """Note how far a running job is."""
         self.progress[job.spec.job_id] = progress
+        self.savers.follow(job, progress)
         self.floor.retime(share.gpu_id for share in (job.lease.shares if job.lease else ()))
 
     def shares_on(self, job: Job, host_id: str) -> tuple[Share, ...]:
@@ -272,6 +272,7 @@ class State:
         self.jobs[job_id] = job
         self._index(job, old)
         if job.state.terminal:
+            self._requests.pop(job_id, None)
             heapq.heappush(self._ended, (job.ended_at or 0.0, job.seq, job_id))
             self._drop_oldest_ended()
 
@@ -396,7 +397,6 @@ class State:
             (self.queued, job.state is JobState.QUEUED),
             (self.pending, job.state is JobState.PENDING),
             (self.suspended, job.state is JobState.SUSPENDED),
-            (self.savers, job.lease is not None and job.saves),
             (self.leased, job.lease is not None),
             (self.delayed, job.state is JobState.QUEUED and job.not_before > 0.0),
             (self.dated, job.lease is not None and job.spec.hints.deadline_s is not None),
@@ -415,8 +415,7 @@ class State:
             self.line.remove(job_id)
         if job.lease is None:
             self.progress.pop(job_id, None)
-        if job.state.terminal:
-            self._requests.pop(job_id, None)
+        self.savers.follow(job, self.progress.get(job_id))
         self.moves.follow(job)
         places = self._index_places(job, old)
         seen = old is not None and old.lease is job.lease and old.profile is job.profile and old.asks_like(job)

@@ -67,13 +67,15 @@ class TablePredictor:
         if learnt is None:
             return ThroughputPrediction(max(_LEAST, n - error), n, min(1.0, n + error), "from the table of pairs")
         one, others = names[place], names[:place] + names[place + 1 :]
-        measured = learnt.sets.get((gpu_type, one, tuple(sorted(others)) if len(others) > 1 else others))
+        if len(others) > 1:
+            others = tuple(sorted(others))
+        measured = learnt.sets.get((gpu_type, one, others))
         if measured is not None:
             low, mid, high = measured
             return ThroughputPrediction(low, mid, high, "measured together")
         own, caused = learnt.own.get((gpu_type, one), 0.0), learnt.caused
         # how far n of ``one`` beside each of the others is off the table
-        shift = math.fsum([own + caused.get((gpu_type, other), 0.0) for other in sorted(others)])
+        shift = math.fsum([own + caused.get((gpu_type, other), 0.0) for other in others])
         mid = min(1.0, max(_LEAST, n + shift))
         return ThroughputPrediction(
             max(_LEAST, mid - error), mid, min(1.0, mid + error), f"from the table of pairs, corrected by {shift:+.2f}"

@@ -78,7 +78,11 @@ class PairTable:
         """
         known = self._known.get(workloads)
         if known is None:
-            known = self._known[workloads] = self._compose(workloads)
+            alike = tuple(sorted(workloads))  # sums are exact: the same comes out in whatever order they are given
+            if alike not in self._known:
+                self._known[alike] = self._compose(alike)
+            n_of = dict(zip(alike, self._known[alike], strict=True))
+            known = self._known[workloads] = tuple([n_of[name] for name in workloads])
         return known
 
     def pair(self, one: str, other: str) -> float:
