@@ -13,7 +13,7 @@ from cotenant.forecasting.types import InterferencePredictor, ThroughputPredicti
 from cotenant.placement.fleet import Flags, Fleet, Floats, Integers, Part, does_not_share, part_of
 from cotenant.placement.objective import slowness
 from cotenant.placement.processors import most_of, rooms
-from cotenant.placement.prospects import Prospect
+from cotenant.placement.prospects import Outlooks
 from cotenant.placement.room import cost, free_parts, parts_of, room_lost
 from cotenant.placement.shares import FLOOR, TOLERANCE, free_memory, memory_need, memory_needs, thousandths
 from cotenant.placement.types import FitError, FitErrorKind, GpuView, NoFit, Request, Resident
@@ -110,7 +110,7 @@ class Examination:
         self._limit = settings.max_jobs_per_gpu if most_jobs is None else most_jobs
         self._needs = memory_needs(request, self.fleet.capacity[self._part.rows], settings.memory_margin)
         self.rooms = rooms(self.fleet, request)
-        self._prospects: dict[int, Prospect] = {}
+        self._shared: Outlooks | None = None
         self._alone: dict[int, Outlook] = {}
         fits, busy = self._screen(), self.fleet.crowd[self._part.rows] > 0
         self._empty, self._crowded = places[fits & ~busy], places[fits & busy]
@@ -138,38 +138,41 @@ class Examination:
             return Candidates(self.fleet)
         close = self._close()
         views, settings = self.fleet.views, self._settings
-        found = self.fleet.prospects.of(self.request, close, views, self._predictor, settings)
-        self._prospects = dict(zip(close, found, strict=True))
-        good = [place for place, prospect in self._prospects.items() if prospect.error is None]
-        if not good:
+        found = self._shared = self.fleet.prospects.of(self.request, close, views, self._predictor, settings)
+        if not found.good.any():
             return Candidates(self.fleet)
-        outlooks = [self.outlook(place) for place in good]
-        places = np.array(good, dtype=np.int64)
-        gain, harm = np.array([each.gain for each in outlooks]), np.array([each.harm for each in outlooks])
-        gain = gain - self._cost(places)
-        return Candidates(self.fleet, places, self._needs_at(places), gain, harm)
+        places = np.array(close, dtype=np.int64)[found.good]
+        gain, harm = (values[found.good] for values in self._worth(found))
+        return Candidates(self.fleet, places, self._needs_at(places), gain - self._cost(places), harm)
+
+    def _worth(self, found: Outlooks) -> tuple[Floats, Floats]:
+        """Return ``Outlook.gain`` and ``Outlook.harm`` of shared GPUs."""
+        weight, bias, fleet = self.request.weight, self._settings.packing_bias, self.fleet
+        slower_on = np.array([slowness(kind, self.request, self._settings) for kind in fleet.kinds])
+        slower = slower_on[fleet.kind[np.array(found.places, dtype=np.int64)]]
+        gain = found.gain(weight, bias) - (1.0 - bias) * (slower - 1.0)
+        if fleet.demand is not None:
+            gain = gain - bias * (found.saving - found.saved)
+        return gain, slower * (1.0 + found.own) - 1.0 + found.grown / weight
 
     def outlook(self, place: int) -> Outlook:
         """Return what is predicted for a candidate, by its position."""
-        prospect = self._prospects.get(place)
-        if prospect is None:
+        found = self._shared
+        if found is None or not self.fleet.crowd[place]:
             return self._alone[int(self.fleet.kind[place])]
-        weight, bias = self.request.weight, self._settings.packing_bias
-        slower = slowness(self.fleet.views[place].gpu_type, self.request, self._settings)
-        gain = prospect.gain(weight, bias) - (1.0 - bias) * (slower - 1.0)
-        if self.fleet.demand is not None:
-            gain -= bias * (prospect.saving - prospect.saved)
-        harm = slower * (1.0 + prospect.own) - 1.0 + prospect.grown / weight
-        return Outlook(prospect.after, prospect.saving, gain, harm)
+        index = found.places.index(place)
+        gain, harm = self._worth(found)
+        return Outlook(found.after(index), float(found.saving[index]), float(gain[index]), float(harm[index]))
 
     def refusal(self, usable: Candidates) -> NoFit:
         """Return the refusal, once these were found to be all that may take the job, and too few."""
         if not self._part.why:
             return NoFit(self.request.job_id, (), never=False)
         needs, capacity = self._needs, self.fleet.capacity[self._part.rows]
-        errors = [*self._screening_errors(), *folded(p.error for p in self._prospects.values() if p.error is not None)]
-        if len(self._prospects) < len(self._crowded):
-            errors.append(FitError("not_tried", None, count=len(self._crowded) - len(self._prospects)))
+        looked_at = 0 if self._shared is None else len(self._shared.places)
+        errors = [*self._screening_errors(), *folded(() if self._shared is None else self._shared.errors())]
+        if looked_at < len(self._crowded):
+            errors.append(FitError("not_tried", None, count=len(self._crowded) - looked_at))
         possible = (needs <= capacity) | (capacity == 0)
         if self.request.gpus > 1:
             possible &= ~self.fleet.instance[self._part.rows]

@@ -16,7 +16,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
+import numpy as np
+
 from cotenant.configs.settings import PlacementSettings
+from cotenant.forecasting.throughputs import Floats, Throughputs
 from cotenant.forecasting.types import ThroughputPrediction
 from cotenant.placement.types import Request
 
@@ -74,6 +77,14 @@ def cautious(prediction: ThroughputPrediction, confidence: float) -> float:
         return prediction.mid
     n = prediction.mid - (prediction.mid - prediction.low) * _deviations(confidence)
     return min(prediction.mid, max(SLOWEST, n))
+
+
+def cautious_array(said: Throughputs, confidence: float) -> Floats:
+    """Return ``cautious`` of every prediction."""
+    if confidence == 0.5:
+        return said.mid
+    n = said.mid - (said.mid - said.low) * _deviations(confidence)
+    return np.minimum(said.mid, np.maximum(SLOWEST, n))
 
 
 def slowness(gpu_type: str, request: Request, settings: PlacementSettings) -> float:

@@ -2,69 +2,121 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cotenant.configs.settings import PlacementSettings
-from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction, predict_sets
-from cotenant.placement.objective import cautious, packing_saving, score
+from cotenant.forecasting.throughputs import Flags, Floats, Throughputs, fsums, predict_arrays
+from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction
+from cotenant.placement.objective import cautious, cautious_array
 from cotenant.placement.shares import TOLERANCE
-from cotenant.placement.types import FitError, GpuView, Request
+from cotenant.placement.types import FitError, GpuView, Request, Resident
 
 REMEMBERED = 200_000  # prospects in all
+_FIRST_SIZE = 16
 
 _Ask = tuple[DemandProfile, tuple[tuple[str, DemandProfile], ...], float]
 """What a prospect depends on besides the GPU: the profile, in general and by GPU type, and the accepted slowdown."""
 
 
+@dataclass(slots=True, eq=False)
+class _Said:
+    """Predictions, which of their sets it is, and why the job may not be there, once somebody has asked."""
+
+    answer: Throughputs
+    row: int
+    error: FitError | None = None
+
+
 @dataclass(frozen=True, slots=True)
-class Prospect:
-    """What one shared GPU would come to with one more job, whatever that job's weight is.
+class Outlooks:
+    """What some shared GPUs would come to with one more job, whatever that job's weight is; arrays of shape (GPUs,).
 
     Attributes:
-        after: Normalised throughput of every resident, in order, and last of the job.
+        places: Positions of the GPUs.
+        views: All GPUs.
+        request: What the job asks.
+        confidence: At which limits are checked.
+        size: Number of jobs with the new one.
         saving: Packing saving of the GPU afterwards.
-        saved: Packing saving of the GPU without the job.
-        now: Score of the GPU without the job.
         own: Slowdown of the job, 1/n - 1.
         lost: Sum over the residents of weight times 1/n - 1 afterwards.
-        grown: By how much that sum grows.
-        error: Whose limit is exceeded; None = nobody's.
+        good: Nobody's limit is exceeded, and something is saved.
+        saved: Packing saving of the GPU without the job.
+        now: Score of the GPU without the job.
+        grown: By how much ``lost`` grows.
+        said: What is predicted: normalised throughput of every resident, in order, and last of the job.
     """
 
-    after: Sequence[ThroughputPrediction]
-    saving: float
-    saved: float
-    now: float
-    own: float
-    lost: float
-    grown: float
-    error: FitError | None
+    places: Sequence[int]
+    views: Sequence[GpuView]
+    request: Request
+    confidence: float
+    size: Floats
+    saving: Floats
+    own: Floats
+    lost: Floats
+    good: Flags
+    saved: Floats
+    now: Floats
+    grown: Floats
+    said: Sequence[_Said]
 
-    def gain(self, weight: float, bias: float) -> float:
-        """Return the score of the GPU with a job of this weight minus its score now."""
-        slowdown = (self.lost + weight * self.own) / len(self.after)
+    def gain(self, weight: float, bias: float) -> Floats:
+        """Return the score of each GPU with a job of this weight minus its score now."""
+        slowdown = (self.lost + weight * self.own) / self.size
         return bias * self.saving - (1.0 - bias) * slowdown - self.now
 
+    def after(self, index: int) -> Sequence[ThroughputPrediction]:
+        """Return what is predicted on one of the GPUs, by its index here."""
+        return self.said[index].answer.of(self.said[index].row)
 
-@dataclass(frozen=True, slots=True)
-class _Now:
-    """What one shared GPU comes to without the job: the same for all that ask.
+    def errors(self) -> Iterator[FitError]:
+        """Yield why those GPUs are not good that are not."""
+        for index in np.flatnonzero(~self.good).tolist():
+            said, view = self.said[index], self.views[self.places[index]]
+            if said.error is None:
+                said.error = _slowdown_error(self.request, view, self.after(index), self.confidence)
+            if said.error is None:  # one after the other would be faster, whatever slowdown the users accept
+                said.error = FitError("no_saving", view.gpu_id, 0.0, float(self.saving[index]))
+            yield said.error
 
-    Attributes:
-        view: The GPU.
-        weights: Weight of every resident, in order.
-        saved: Packing saving.
-        score: Score.
-        lost: Sum over the residents of weight times 1/n - 1.
-    """
 
-    view: GpuView
-    weights: Sequence[float]
-    saved: float
-    score: float
-    lost: float
+class _Places:
+    """Numbers of GPUs with the views that they rest on, one column each."""
+
+    def __init__(self, rows: int) -> None:
+        self._column: dict[int, int] = {}
+        self._views: list[GpuView] = []
+        self._numbers = np.zeros((rows, _FIRST_SIZE))
+
+    def stale(self, places: Iterable[int], views: Sequence[GpuView]) -> list[int]:
+        """Return those of these GPUs that are not known as they are."""
+        column, known = self._column, self._views
+        return [place for place in places if place not in column or known[column[place]] is not views[place]]
+
+    def put(self, places: Sequence[int], views: Sequence[GpuView], numbers: Sequence[Floats | float]) -> None:
+        """Note the numbers of these GPUs, each row of them of shape (places,)."""
+        for place in places:
+            column = self._column.setdefault(place, len(self._views))
+            if column == len(self._views):
+                self._views.append(views[place])
+            self._views[column] = views[place]
+        while len(self._views) > self._numbers.shape[1]:
+            self._numbers = np.concatenate([self._numbers, np.zeros_like(self._numbers)], axis=1)
+        columns = self._columns(places)
+        for row, values in enumerate(numbers):
+            self._numbers[row, columns] = values
+
+    def of(self, places: Sequence[int]) -> Floats:
+        """Return the numbers of known GPUs, shape (rows, places)."""
+        return np.asarray(self._numbers[:, self._columns(places)])
+
+    def _columns(self, places: Sequence[int]) -> NDArray[np.int64]:
+        return np.array([self._column[place] for place in places], dtype=np.int64)
 
 
 class Prospects:
@@ -72,8 +124,8 @@ class Prospects:
 
     def __init__(self) -> None:
         self._rest_on: tuple[InterferencePredictor, PlacementSettings] | None = None
-        self._known: dict[_Ask, dict[int, tuple[GpuView, Prospect]]] = {}
-        self._now: dict[int, _Now] = {}
+        self._known: dict[_Ask, tuple[_Places, dict[int, _Said]]] = {}
+        self._now = _Places(3)
         self._count = 0
 
     def of(
@@ -83,7 +135,7 @@ class Prospects:
         views: Sequence[GpuView],
         predictor: InterferencePredictor,
         settings: PlacementSettings,
-    ) -> list[Prospect]:
+    ) -> Outlooks:
         """Return the prospect of the job on each of these GPUs.
 
         Args:
@@ -97,52 +149,72 @@ class Prospects:
         if rest_on is None or rest_on[0] is not predictor or rest_on[1] is not settings or self._count > REMEMBERED:
             self._rest_on = predictor, settings
             self._known.clear()
-            self._now.clear()
+            self._now = _Places(3)
             self._count = 0
-        known = self._known.setdefault((request.profile, tuple(request.profiles.items()), request.max_slowdown), {})
-        asked = [place for place in places if place not in known or known[place][0] is not views[place]]
-        if asked:
-            known.update(self._found(request, asked, views, predictor, settings))
-        return [known[place][1] for place in places]
-
-    def _found(
-        self,
-        request: Request,
-        places: Sequence[int],
-        views: Sequence[GpuView],
-        predictor: InterferencePredictor,
-        settings: PlacementSettings,
-    ) -> Iterator[tuple[int, tuple[GpuView, Prospect]]]:
-        new = [place for place in places if place not in self._now or self._now[place].view is not views[place]]
-        gpus = [views[place] for place in (*new, *places)]
-        sets = [(gpu.gpu_type, [resident.profile for resident in gpu.residents]) for gpu in gpus]
-        for gpu_type, members in sets[len(new) :]:
-            members.append(request.on(gpu_type))
-        predicted = predict_sets(predictor, sets)
-        self._now.update((p, _now(views[p], each, settings)) for p, each in zip(new, predicted, strict=False))
-        self._count += len(places)
-        for place, after in zip(places, predicted[len(new) :], strict=True):
-            yield place, (views[place], _prospect(request, self._now[place], after, settings))
+        ask = request.profile, tuple(request.profiles.items()), request.max_slowdown
+        known = self._known.get(ask)
+        if known is None:
+            known = self._known[ask] = _Places(5), {}
+        numbers, said = known
+        for gpu_type, some in _alike(self._now.stale(places, views), views):
+            self._now.put(some, views, _now(gpu_type, some, views, predictor, settings))
+        for gpu_type, some in _alike(numbers.stale(places, views), views):
+            found, answer = _prospects(request, gpu_type, some, views, predictor, settings)
+            numbers.put(some, views, found)
+            said.update((place, _Said(answer, row)) for row, place in enumerate(some))
+            self._count += len(some)
+        size, saving, own, lost, good = numbers.of(places)
+        saved, score, before = self._now.of(places)
+        return Outlooks(
+            places, views, request, settings.confidence, size, saving, own, lost, good > 0.0, saved, score,
+            lost - before, [said[place] for place in places],
+        )  # fmt: skip
 
 
-def _now(gpu: GpuView, before: Sequence[ThroughputPrediction], settings: PlacementSettings) -> _Now:
-    weights = [resident.weight for resident in gpu.residents]
-    alone = [prediction.mid for prediction in before]
-    lost = math.fsum([weight * (1.0 / n - 1.0) for weight, n in zip(weights, alone, strict=True)])
-    return _Now(gpu, weights, packing_saving(alone), score(alone, settings.packing_bias, weights), lost)
+def _alike(places: Iterable[int], views: Sequence[GpuView]) -> list[tuple[str, list[int]]]:
+    """Return these GPUs by their type and by how many jobs they carry."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for place in places:
+        groups.setdefault((views[place].gpu_type, len(views[place].residents)), []).append(place)
+    return [(gpu_type, some) for (gpu_type, _), some in groups.items()]
 
 
-def _prospect(
-    request: Request, now: _Now, after: Sequence[ThroughputPrediction], settings: PlacementSettings
-) -> Prospect:
-    throughputs = [prediction.mid for prediction in after]
-    saving = packing_saving(throughputs)
-    error = _slowdown_error(request, now.view, after, settings.confidence)
-    if error is None and saving <= 0.0:  # one after the other would be faster, whatever slowdown the users accept
-        error = FitError("no_saving", now.view.gpu_id, 0.0, saving)
-    own = 1.0 / throughputs.pop() - 1.0
-    lost = math.fsum([weight * (1.0 / n - 1.0) for weight, n in zip(now.weights, throughputs, strict=True)])
-    return Prospect(after, saving, now.saved, now.score, own, lost, lost - now.lost, error)
+def _now(
+    gpu_type: str,
+    places: Sequence[int],
+    views: Sequence[GpuView],
+    predictor: InterferencePredictor,
+    settings: PlacementSettings,
+) -> list[Floats]:
+    """Return packing saving, score, and the sum of weight times 1/n - 1 of GPUs as they are: the same for all asks."""
+    residents = [views[place].residents for place in places]
+    n = predict_arrays(predictor, [[each.profile for each in some] for some in residents], gpu_type).mid
+    lost, saved = fsums(_weights(residents) * (1.0 / n - 1.0)), 1.0 - 1.0 / fsums(n)
+    bias = settings.packing_bias
+    return [saved, bias * saved - (1.0 - bias) * (lost / n.shape[1]), lost]
+
+
+def _prospects(  # noqa: PLR0917 - the arguments of ``of``, and the type
+    request: Request,
+    gpu_type: str,
+    places: Sequence[int],
+    views: Sequence[GpuView],
+    predictor: InterferencePredictor,
+    settings: PlacementSettings,
+) -> tuple[list[Floats | float], Throughputs]:
+    """Return size, saving, own, lost and good of ``Outlooks``, and what is predicted."""
+    residents, newcomer = [views[place].residents for place in places], request.on(gpu_type)
+    said = predict_arrays(predictor, [[*(each.profile for each in some), newcomer] for some in residents], gpu_type)
+    saving = 1.0 - 1.0 / fsums(said.mid)
+    limits = np.array([[*(each.max_slowdown for each in some), request.max_slowdown] for some in residents])
+    slowed = (1.0 / cautious_array(said, settings.confidence) > limits + TOLERANCE).any(axis=1)
+    lost = fsums(_weights(residents) * (1.0 / said.mid[:, :-1] - 1.0))
+    own = 1.0 / said.mid[:, -1] - 1.0
+    return [float(limits.shape[1]), saving, own, lost, np.where(slowed | (saving <= 0.0), 0.0, 1.0)], said
+
+
+def _weights(residents: Sequence[Sequence[Resident]]) -> Floats:
+    return np.array([[each.weight for each in some] for some in residents], dtype=np.float64)
 
 
 def _slowdown_error(

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from math import floor, isfinite, log10
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from cotenant.forecasting.characterisation.coldstart import ColdStart
 from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.throughputs import Throughputs, answers_in_arrays, as_arrays, predict_arrays
 from cotenant.forecasting.types import (
     DemandProfile,
     ExplainingInterferencePredictor,
@@ -20,6 +23,7 @@ from cotenant.forecasting.types import (
 from cotenant.forecasting.windows import MOST_BYTES
 
 REMEMBERED = 100_000  # answers, and profiles
+_FIRST_SIZE = 64
 MOST_ROUNDED = 1e300  # rounding may make more than there is of what is larger
 
 _Question = tuple[str, tuple[int, ...]]  # GPU type, numbers of profiles
@@ -107,6 +111,38 @@ class ProfileNumbers:
         return self._rounded[number]
 
 
+class _Answers:
+    """Answers to questions about sets of so many members, as rows of arrays."""
+
+    def __init__(self, members: int) -> None:
+        self.rows: dict[_Question, int] = {}
+        self._numbers = np.zeros((3, _FIRST_SIZE, members))
+        self._from: list[tuple[Throughputs, int]] = []  # where the reasons of each are
+
+    def __len__(self) -> int:
+        return len(self._from)
+
+    def put(self, questions: Sequence[_Question], answers: Throughputs) -> None:
+        """Remember answers to new questions."""
+        first, end = len(self), len(self) + len(questions)
+        while end > self._numbers.shape[1]:
+            self._numbers = np.concatenate([self._numbers, np.zeros_like(self._numbers)], axis=1)
+        self._numbers[:, first:end] = answers.low, answers.mid, answers.high
+        self.rows.update(zip(questions, range(first, end), strict=True))
+        self._from += [(answers, row) for row in range(len(questions))]
+
+    def of(self, questions: Sequence[_Question]) -> Throughputs:
+        """Return the answers to known questions."""
+        rows, sources = [self.rows[question] for question in questions], self._from
+        low, mid, high = self._numbers[:, rows]
+
+        def reason(place: int, member: int) -> str:
+            answers, row = sources[rows[place]]
+            return answers.reason(row, member)
+
+        return Throughputs(low, mid, high, reason)
+
+
 class GuardedInterference:
     """An interference predictor that cannot stop the core: whatever it fails at, the utilisation rule answers.
 
@@ -122,7 +158,7 @@ class GuardedInterference:
         self.fault = ""
         self._primary = primary
         self._rule = UtilisationRule()
-        self._answers: dict[_Question, Sequence[ThroughputPrediction]] = {}
+        self._answers: dict[int, _Answers] = {}  # by the number of members
         self._numbers = ProfileNumbers() if numbers is None else numbers
 
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
@@ -132,17 +168,29 @@ class GuardedInterference:
     def predict_many(
         self, candidates: Sequence[Sequence[DemandProfile]], gpu_type: str
     ) -> list[Sequence[ThroughputPrediction]]:
-        """See ``BatchInterferencePredictor``. What was answered before is not asked again."""
-        if len(self._numbers) > REMEMBERED or len(self._answers) > REMEMBERED:
+        """See ``BatchInterferencePredictor``."""
+        found: list[Sequence[ThroughputPrediction]] = [()] * len(candidates)
+        for size in {len(members) for members in candidates} - {0}:
+            places = [place for place, members in enumerate(candidates) if len(members) == size]
+            said = self.predict_arrays([candidates[place] for place in places], gpu_type)
+            for row, place in enumerate(places):
+                found[place] = said.of(row)
+        return found
+
+    def predict_arrays(self, sets: Sequence[Sequence[DemandProfile]], gpu_type: str) -> Throughputs:
+        """See ``ArrayInterferencePredictor``. What was answered before is not asked again."""
+        if len(self._numbers) > REMEMBERED or sum(map(len, self._answers.values())) > REMEMBERED:
             self._numbers.clear()
             self._answers.clear()
-        number, profile, known = self._numbers.of, self._numbers.profile, self._answers
-        questions: list[_Question] = [(gpu_type, tuple([number(each) for each in members])) for members in candidates]
-        new = list(dict.fromkeys([question for question in questions if question not in known]))
+        number, profile, size = self._numbers.of, self._numbers.profile, len(sets[0])
+        known = self._answers.get(size)
+        if known is None:
+            known = self._answers[size] = _Answers(size)
+        questions: list[_Question] = [(gpu_type, tuple([number(each) for each in members])) for members in sets]
+        new = list(dict.fromkeys([question for question in questions if question not in known.rows]))
         if new:
-            answers = self._ask([tuple([profile(each) for each in numbers]) for _, numbers in new], gpu_type)
-            known.update(zip(new, answers, strict=True))
-        return [known[question] for question in questions]
+            known.put(new, self._ask([tuple([profile(each) for each in numbers]) for _, numbers in new], gpu_type))
+        return known.of(questions)
 
     def explain(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[Mapping[str, float]]:
         """See ``ExplainingInterferencePredictor``; of the same rounded profiles that are predicted for."""
@@ -158,18 +206,32 @@ class GuardedInterference:
         sound = len(causes) == len(members) and all(isfinite(lost) for each in causes for lost in each.values())
         return causes if sound else nothing
 
-    def _ask(
-        self, candidates: Sequence[tuple[DemandProfile, ...]], gpu_type: str
-    ) -> list[Sequence[ThroughputPrediction]]:
+    def _ask(self, sets: Sequence[tuple[DemandProfile, ...]], gpu_type: str) -> Throughputs:
         try:
-            found = predict_sets(self._primary, [(gpu_type, members) for members in candidates])
+            found = self._asked(sets, gpu_type)
         except Exception as error:  # noqa: BLE001 - a fault of a model's can be of any kind; jobs must be placed all the same
             self.fault = f"{type(error).__name__}: {error}"
-            return [self._rule.predict(members, gpu_type) for members in candidates]
-        return [
-            answer if self._sound(answer, len(members)) else self._rule.predict(members, gpu_type)
-            for members, answer in zip(candidates, found, strict=True)
-        ]
+            return predict_arrays(self._rule, sets, gpu_type)
+        if isinstance(found, Throughputs):
+            return found
+        return as_arrays(
+            [
+                answer if self._sound(answer, len(members)) else self._rule.predict(members, gpu_type)
+                for members, answer in zip(sets, found, strict=True)
+            ]
+        )
+
+    def _asked(
+        self, sets: Sequence[tuple[DemandProfile, ...]], gpu_type: str
+    ) -> Throughputs | Sequence[Sequence[ThroughputPrediction]]:
+        """Return what the predictor says: arrays only if all of it makes sense."""
+        if not answers_in_arrays(type(self._primary)):
+            return predict_sets(self._primary, [(gpu_type, members) for members in sets])
+        found = predict_arrays(self._primary, sets, gpu_type)
+        asked = len(sets), len(sets[0])
+        if found.low.shape == found.mid.shape == found.high.shape == asked and found.sound().all():
+            return found
+        return [found.of(row) for row in range(len(sets))]
 
     def _sound(self, answer: Sequence[ThroughputPrediction], members: int) -> bool:
         try:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.throughputs import Floats, Throughputs, fsums, predict_arrays
 from cotenant.forecasting.types import DemandProfile, ThroughputPrediction
 from cotenant.scheduler.simulation.truth import Truth
 
@@ -36,7 +36,6 @@ class TablePredictor:
         self._table, self._error = table, error
         self._rule = UtilisationRule()
         self._learnt = learnt
-        self._answers: dict[tuple[str, tuple[str, ...]], Sequence[ThroughputPrediction]] = {}
 
     def with_evidence(self, observations: Sequence[Observation]) -> TablePredictor:
         """See ``Informable``."""
@@ -46,40 +45,63 @@ class TablePredictor:
 
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
         """See ``InferencePredictor.predict``."""
-        if not members:
-            return []
-        if len(members) == 1:
-            return self._rule.predict(members, gpu_type)
-        names = tuple([member.fingerprint for member in members])
-        known = self._answers.get((gpu_type, names))
-        if known is not None:
-            return known
-        try:
-            together = self._table.together(names, gpu_type)
-        except KeyError:
-            return self._rule.predict(members, gpu_type)
-        answer = [self._of_one(names, place, n, gpu_type) for place, n in enumerate(together)]
-        self._answers[gpu_type, names] = answer
-        return answer
+        return self.predict_arrays([members], gpu_type).of(0) if members else []
 
-    def _of_one(self, names: tuple[str, ...], place: int, n: float, gpu_type: str) -> ThroughputPrediction:
+    def predict_arrays(self, sets: Sequence[Sequence[DemandProfile]], gpu_type: str) -> Throughputs:
+        """See ``ArrayInterferencePredictor``."""
+        if len(sets[0]) < 2:
+            return predict_arrays(self._rule, sets, gpu_type)
+        names = [tuple([member.fingerprint for member in members]) for members in sets]
+        tabled: list[Sequence[float]] = []
+        strangers: dict[int, Sequence[ThroughputPrediction]] = {}
+        for row, each in enumerate(names):
+            try:
+                tabled.append(self._table.together(each, gpu_type))
+            except KeyError:
+                strangers[row] = self._rule.predict(sets[row], gpu_type)
+                tabled.append([prediction.mid for prediction in strangers[row]])
+        found = self._corrected(np.array(tabled), names, gpu_type)
+        for row, answer in strangers.items():
+            ends = zip(*((each.low, each.mid, each.high) for each in answer), strict=True)
+            found.low[row], found.mid[row], found.high[row] = ends
+
+        def reason(row: int, member: int) -> str:
+            return strangers[row][member].reason if row in strangers else found.reason(row, member)
+
+        return replace(found, reason=reason)
+
+    def _corrected(self, n: Floats, names: Sequence[tuple[str, ...]], gpu_type: str) -> Throughputs:
+        """Return what the table says of each set, shape (sets, members), corrected by what was measured."""
         learnt, error = self._learnt, self._error
         if learnt is None:
-            return ThroughputPrediction(max(_LEAST, n - error), n, min(1.0, n + error), "from the table of pairs")
-        one, others = names[place], names[:place] + names[place + 1 :]
-        if len(others) > 1:
-            others = tuple(sorted(others))
-        measured = learnt.sets.get((gpu_type, one, others))
-        if measured is not None:
-            low, mid, high = measured
-            return ThroughputPrediction(low, mid, high, "measured together")
-        own, caused = learnt.own.get((gpu_type, one), 0.0), learnt.caused
-        # how far n of ``one`` beside each of the others is off the table
-        shift = math.fsum([own + caused.get((gpu_type, other), 0.0) for other in others])
-        mid = min(1.0, max(_LEAST, n + shift))
-        return ThroughputPrediction(
-            max(_LEAST, mid - error), mid, min(1.0, mid + error), f"from the table of pairs, corrected by {shift:+.2f}"
+            low, high = np.maximum(_LEAST, n - error), np.minimum(1.0, n + error)
+            return Throughputs(low, n, high, lambda _row, _member: "from the table of pairs")
+        own, caused = (
+            np.array([[effect.get((gpu_type, name), 0.0) for name in each] for each in names])
+            for effect in (learnt.own, learnt.caused)
         )
+        members = range(n.shape[1])
+        others = [[other for other in members if other != member] for member in members]
+        # how far n of each beside each of the others is off the table
+        shift = fsums(own[:, :, None] + caused[:, others])
+        mid = np.minimum(1.0, np.maximum(_LEAST, n + shift))
+        low, high = np.maximum(_LEAST, mid - error), np.minimum(1.0, mid + error)
+        measured: set[tuple[int, int]] = set()
+        for row, each in enumerate(names):
+            if (gpu_type, tuple(sorted(each))) not in learnt.crowds:
+                continue
+            for member, one in enumerate(each):
+                known = learnt.sets.get((gpu_type, one, tuple(sorted(each[:member] + each[member + 1 :]))))
+                if known is not None:
+                    low[row, member], mid[row, member], high[row, member] = known
+                    measured.add((row, member))
+
+        def reason(row: int, member: int) -> str:
+            if (row, member) in measured:
+                return "measured together"
+            return f"from the table of pairs, corrected by {shift[row, member]:+.2f}"
+
+        return Throughputs(low, mid, high, reason)
 
     def _pair(self, gpu_type: str, one: str, other: str) -> float | None:
         try:
@@ -97,6 +119,7 @@ class _Learnt:
     """
 
     sets: Mapping[tuple[str, str, tuple[str, ...]], tuple[float, float, float]]
+    crowds: Collection[tuple[str, tuple[str, ...]]]  # GPU type and all members of those sets, sorted
     own: Mapping[tuple[str, str], float]
     caused: Mapping[tuple[str, str], float]
 
@@ -116,7 +139,8 @@ def learn(observations: Sequence[Observation], table: Callable[[str, str, str], 
         if known is not None:
             rows.append(((gpu_type, one), (gpu_type, others[0]), n - known))
     own, caused = _effects(rows)
-    return _Learnt(sets, own, caused)
+    crowds = {(gpu_type, tuple(sorted((one, *others)))) for gpu_type, one, others in sets}
+    return _Learnt(sets, crowds, own, caused)
 
 
 def _effects(
