@@ -68,6 +68,28 @@ def predict_arrays(
     return as_arrays(predict_sets(predictor, [(gpu_type, members) for members in sets]))
 
 
+def mids(predictor: InterferencePredictor, sets: Sequence[tuple[str, Sequence[DemandProfile]]]) -> list[list[float]]:
+    """Return the normalised throughputs in many sets of jobs, whatever their sizes.
+
+    Args:
+        predictor: The predictor.
+        sets: GPU type and members of each.
+
+    Returns:
+        Per set one number per member, in order; nothing for an empty set.
+    """
+    found: list[list[float]] = [[] for _ in sets]
+    alike: dict[tuple[str, int], list[int]] = {}
+    for place, (gpu_type, members) in enumerate(sets):
+        if members:
+            alike.setdefault((gpu_type, len(members)), []).append(place)
+    for (gpu_type, _), places in alike.items():
+        said = predict_arrays(predictor, [sets[place][1] for place in places], gpu_type).mid.tolist()
+        for place, n in zip(places, said, strict=True):
+            found[place] = n
+    return found
+
+
 def as_arrays(answers: Sequence[Sequence[ThroughputPrediction]]) -> Throughputs:
     """Return predictions for sets of equally many jobs as arrays."""
     numbers = np.array([[(each.low, each.mid, each.high) for each in answer] for answer in answers], dtype=np.float64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -283,13 +283,8 @@ class Batch:
             need = memory_need(request, gpu, self.settings.memory_margin)
             if basic_error(request, gpu, need) is not None:
                 return None
-            gpu = replace(
-                gpu,
-                residents=(
-                    *gpu.residents,
-                    resident_of(with_hinted_profile(request), Share(gpu.gpu_id, need, 0.0), gpu.gpu_type),
-                ),
-            )
+            newcomer = resident_of(with_hinted_profile(request), Share(gpu.gpu_id, need, 0.0), gpu.gpu_type)
+            gpu = gpu.carrying((*gpu.residents, newcomer))
         promised = math.fsum(floor_of(resident.min_compute) for resident in gpu.residents)
         crowded = len(gpu.residents) > self.settings.max_jobs_per_gpu or promised > 1.0 + TOLERANCE
         return None if crew and len(gpu.residents) > 1 and crowded else gpu.residents
@@ -310,5 +305,5 @@ class Batch:
         found = score(throughputs, bias, [member.weight for member in members]) - (1.0 - bias) * slower
         if self.demand is None:
             return found
-        left = free_parts(Fleet([replace(gpu, residents=tuple(members))]))[0]
+        left = free_parts(Fleet([gpu.carrying(tuple(members))]))[0]
         return found + bias * (float(self.demand.worth[left]) - packing_saving(throughputs))

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cotenant.forecasting.types import InterferencePredictor, predict_sets
+from cotenant.forecasting.throughputs import mids
+from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.types import GpuView
 
 
@@ -48,11 +49,11 @@ def paces(
     """
     gpus = {job_id: gpus_of(job_id) for job_id in job_ids}
     views = list({view.gpu_id: view for some in gpus.values() for view in some}.values())
-    found = predict_sets(predictor, [(view.gpu_type, [r.profile for r in view.residents]) for view in views])
+    found = mids(predictor, [(view.gpu_type, [r.profile for r in view.residents]) for view in views])
     n_on = {
-        (view.gpu_id, resident.job_id): prediction.mid
-        for view, predictions in zip(views, found, strict=True)
-        for resident, prediction in zip(view.residents, predictions, strict=True)
+        (view.gpu_id, resident.job_id): n
+        for view, together in zip(views, found, strict=True)
+        for resident, n in zip(view.residents, together, strict=True)
     }
     return {
         job_id: Pace(

@@ -59,7 +59,7 @@ class Statement:
             residents = tuple(
                 replace(r, share=squeezed[r.job_id]) if r.job_id in squeezed else r for r in gpu.residents
             )
-            changed.append(replace(gpu, residents=(*residents, resident_of(request, share, gpu.gpu_type))))
+            changed.append(gpu.carrying((*residents, resident_of(request, share, gpu.gpu_type))))
         self._apply(changed)
 
     def evict(self, job_id: str, gpu_ids: Iterable[str] | None = None) -> tuple[Share, ...]:
@@ -75,7 +75,7 @@ class Statement:
             kept = tuple(resident for resident in gpu.residents if resident.job_id != job_id)
             if len(kept) < len(gpu.residents):
                 freed.extend(resident.share for resident in gpu.residents if resident.job_id == job_id)
-                changed.append(replace(gpu, residents=kept))
+                changed.append(gpu.carrying(kept))
         self._apply(changed)
         return tuple(freed)
 

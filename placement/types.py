@@ -64,6 +64,13 @@ class GpuView:
         """Whether it is a MIG instance: of those CUDA shows a process one at most."""
         return self.gpu_id.startswith(MIG_PREFIX)
 
+    def carrying(self, residents: tuple[Resident, ...]) -> GpuView:
+        """Return the same GPU with these residents (several times as fast as ``replace``, and asked for often)."""
+        return GpuView(
+            self.gpu_id, self.host_id, self.gpu_type, self.memory_bytes, residents, self.schedulable, self.note,
+            self.island, self.host_cpus,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -1,4 +1,4 @@
-"""Attempts to make room that failed, remembered for as long as all that they rest on stays as it is."""
+"""Attempts to find or make room that failed, remembered for as long as all that they rest on stays as it is."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.types import DemandProfile, InterferencePredictor
 from cotenant.placement.types import GpuView, Request
 
-REMEMBERED = 20_000  # attempts
+REMEMBERED = 5_000  # attempts
+MOST_GPUS = 512  # of one attempt
 
-_Key = tuple[DemandProfile, int, tuple[int, ...]]
+_Key = tuple[DemandProfile, int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +20,18 @@ class Attempt:
 
     Attributes:
         request: What it asks, whoever it is.
-        places: Positions of the GPUs.
+        places: Positions of the GPUs, the bytes of an array of 64-bit integers.
         views: The GPUs with everybody on them.
-        open_places: Positions of those that the job may use.
+        open_places: The same of those that the job may use.
         leaving: Ids of the jobs that could leave, in the order in which they do.
         predictor: Predicts how jobs on one GPU slow each other down.
         packing: How jobs are packed.
     """
 
     request: Request
-    places: tuple[int, ...]
+    places: bytes
     views: tuple[GpuView, ...]
-    open_places: tuple[int, ...]
+    open_places: bytes
     leaving: tuple[str, ...]
     predictor: InterferencePredictor
     packing: PlacementSettings

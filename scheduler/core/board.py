@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from cotenant.placement.objective import slowness
 from cotenant.placement.processors import keep_for
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request
-from cotenant.scheduler.core.attempts import Attempt
+from cotenant.scheduler.core.attempts import MOST_GPUS, Attempt
 from cotenant.scheduler.core.deadlines import attained_s, likely_left_s
 from cotenant.scheduler.core.freezable import places_of, reach
 from cotenant.scheduler.core.interruptions import tell
@@ -160,6 +159,12 @@ class Board:
         """Return the positions of these GPUs in the fleet, ascending."""
         return np.array(sorted(map(self.statement.fleet.position, gpu_ids)), dtype=np.int64)
 
+    def others(self, places: Integers, gpu_ids: Iterable[str]) -> Integers:
+        """Return these positions without those of some GPUs."""
+        stays = np.ones(len(self.statement.fleet), dtype=np.bool_)
+        stays[self.positions(gpu_ids)] = False
+        return places[stays[places]]
+
     def open_to(self, job: Job, places: Integers) -> Integers:
         """Return those of these GPUs that are open to the job."""
         open_ = places[~self._closed[places]]
@@ -189,7 +194,7 @@ class Board:
 
     def _gpus_without(self, job_id: str, leaves: str) -> list[GpuView]:
         return [
-            replace(view, residents=tuple(resident for resident in view.residents if resident.job_id != leaves))
+            view.carrying(tuple(resident for resident in view.residents if resident.job_id != leaves))
             for view in self._gpus_of(job_id)
         ]
 
@@ -231,7 +236,7 @@ class Board:
         self._places.pop(job_id, None)
 
     def attempt(self, request: Request, job: Job, places: Integers, leaving: Iterable[str]) -> Attempt | None:
-        """Return all that decides whether the job finds a place on few GPUs once enough of others have left.
+        """Return all that decides whether the job finds a place on some GPUs once enough of others have left.
 
         Args:
             request: What the job asks, whoever it is.
@@ -242,13 +247,15 @@ class Board:
         Returns:
             None when it rests on more: on processors that jobs on other GPUs hold, or on which GPUs are looked at.
         """
-        if request.cpus or len(places) > MOST_PREDICTED:
+        fleet = self.statement.fleet
+        most = MOST_GPUS if fleet.demand is None else MOST_PREDICTED
+        if request.cpus or len(places) > most:
             return None
         return Attempt(
             request=request,
-            places=tuple(places.tolist()),
-            views=tuple(map(self.statement.fleet.views.__getitem__, places.tolist())),
-            open_places=tuple(self.open_to(job, places).tolist()),
+            places=places.tobytes(),
+            views=tuple(map(fleet.views.__getitem__, places.tolist())),
+            open_places=self.open_to(job, places).tobytes(),
             leaving=tuple(leaving),
             predictor=self._predictor,
             packing=self._packing,

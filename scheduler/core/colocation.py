@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cotenant.forecasting.types import InterferencePredictor, predict_sets
+from cotenant.forecasting.throughputs import mids
+from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.types import Resident
 from cotenant.scheduler.core.model import Colocation, Job
 from cotenant.scheduler.core.state import State
@@ -25,9 +26,9 @@ def refresh(state: State, gpu_ids: Iterable[str], predictor: InterferencePredict
     """
     views = [view for gpu_id in gpu_ids if gpu_id in state.gpus and (view := state.view(gpu_id)).residents]
     sets = [(view.gpu_type, [member.profile for member in view.residents]) for view in views]
-    for view, predictions in zip(views, predict_sets(predictor, sets), strict=True):
-        for member, prediction in zip(view.residents, predictions, strict=True):
-            _note(state, member, view.residents, prediction.mid, now)
+    for view, together in zip(views, mids(predictor, sets), strict=True):
+        for member, n in zip(view.residents, together, strict=True):
+            _note(state, member, view.residents, n, now)
 
 
 def close_log(log: tuple[Colocation, ...], now: float) -> tuple[Colocation, ...]:

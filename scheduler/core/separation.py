@@ -171,14 +171,19 @@ def _worked_out(
         accepts: A job that must be slowed down by at most this factor afterwards.
     """
     job_id, least_s = job.spec.job_id, WORTH * board.rules.move_cost_s
+    leaves, attempts = board.places(job_id), board.state.line.attempts
+    others = board.within_reach(job, board.others(places, leaves))
+    attempt = board.attempt(replace(board.state.request_of(job), job_id=""), job, others, ())
+    if attempt is not None and attempts.failed(attempt):
+        return None
     if _alone_saves_s(board, job, places, measured) <= least_s:
         return None
-    leaves = board.places(job_id)
     mark = board.statement.checkpoint()
     board.evict(job_id)
-    others = np.setdiff1d(places, board.positions(leaves), assume_unique=True)
-    placement = board.place(job, board.within_reach(job, others))
+    placement = board.place(job, others)
     if placement is None:
+        if attempt is not None:
+            attempts.note_failed(attempt)
         board.take_back(mark, job_id)
         return None
     goes = board.places(job_id)
