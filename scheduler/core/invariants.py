@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,9 @@ import numpy as np
 from cotenant.placement.fleet import Fleet
 from cotenant.placement.types import GpuView
 from cotenant.scheduler.core.accounts import held_of, name_of, waits
+from cotenant.scheduler.core.deadlines import attained_s, likely_left_s
 from cotenant.scheduler.core.model import Job, JobState
+from cotenant.scheduler.core.priority import had_waited_s, held_value
 from cotenant.scheduler.core.state import InvariantViolation, State
 from cotenant.scheduler.core.transitions import HISTORY_LENGTH, TRANSITIONS, story
 
@@ -146,6 +149,35 @@ def _check_frozen(state: State, job: Job) -> None:
         raise _violation(job, f"is {job.state} with {job.lease}, and frozen with {frozen}")
 
 
+def _undated(job: Job) -> Job:
+    return replace(job, spec=replace(job.spec, hints=replace(job.spec.hints, deadline_s=None)))
+
+
+def _check_savers(state: State) -> None:
+    """The arrays say what the records do, to the last bit."""
+    savers, now, standing = state.savers, state.now, state.standing()
+    rows = savers.running()
+    jobs = [state.jobs[job_id] for job_id in savers.ids(rows)]
+    done = [attained_s(job, state.progress.get(job.spec.job_id), now) for job in jobs]
+    want = {
+        "order": [job.seq for job in state.in_order(savers) if job.state is JobState.RUNNING],
+        "done": done,
+        "left": [likely_left_s(job.spec.hints, each) for job, each in zip(jobs, done, strict=True)],
+        "waited": [had_waited_s(job) for job in jobs],
+        "value": [held_value(_undated(job), state.progress.get(job.spec.job_id), now, standing) for job in jobs],
+    }
+    have = {
+        "order": savers.seqs(rows),
+        "done": savers.attained_s(rows, now),
+        "left": savers.left_s(rows, now),
+        "waited": savers.waited_s(rows),
+        "value": savers.values(rows, now, standing),
+    }
+    for name, values in want.items():
+        if have[name].tolist() != values:
+            raise InvariantViolation(f"savers: {name!r} is {have[name].tolist()}, the jobs say {values}")
+
+
 def _check_indices(state: State) -> None:
     jobs = state.jobs.values()
     _check_accounts(state)
@@ -166,6 +198,7 @@ def _check_indices(state: State) -> None:
     for name, ids in want.items():
         if have[name] != ids:
             raise InvariantViolation(f"index {name!r} is off by {sorted(have[name] ^ ids)}")
+    _check_savers(state)
     on_gpu: dict[str, set[str]] = {}
     for job in jobs:
         for share in job.lease.shares if job.lease else ():

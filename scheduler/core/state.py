@@ -190,8 +190,7 @@ class State:
         if typed and job.lease and (gpu := self.gpus.get(job.lease.shares[0].gpu_id)):
             typed = {**typed, gpu.gpu_type: profile}  # there it is as it was itself measured
         request = request_of(job, profile, self.settings, typed, self._gpu_types)
-        if not typed:
-            self._requests[job_id] = rests_on, request
+        self._requests[job_id] = (None,) if typed else rests_on, request  # what is known by type changes in place
         return request
 
     def key_of(self, job: Job) -> Key:

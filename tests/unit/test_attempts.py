@@ -17,6 +17,7 @@ from cotenant.scheduler.core.board import Board
 from cotenant.scheduler.core.commands import Command, StopJob
 from cotenant.scheduler.core.events import Event, JobExited, JobSubmitted, Tick
 from cotenant.scheduler.core.model import Job
+from cotenant.scheduler.core.state import State
 
 REST_S = 5.0 * 60.0
 Step = tuple[str, int, int]
@@ -167,3 +168,52 @@ def _events(driver: Driver, number: int, step: Step) -> list[Event]:
         shares = job.lease.shares if job.lease else ()
         return [report(job.hosts[0], *(measurement(job.spec.job_id, each.gpu_id, known) for each in shares))]
     return [Tick()]
+
+
+class Forgetful(Attempts):
+    """Has everything tried again."""
+
+    def failed(self, attempt: Attempt) -> bool:
+        """See ``Attempts.failed``."""
+        super().failed(attempt)
+        return False
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["submit", "submit", "end", "measure"]), st.integers(0, 9), st.integers(0, 9)),
+        min_size=10,
+        max_size=30,
+    )
+)
+def test_who_remembers_decides_as_who_forgets(steps: list[Step]) -> None:
+    """Jobs that make room, and jobs that are to be parted because one is slowed down too much."""
+    remembering, forgetful = Driver(host("h1", 3)), Driver(host("h1", 3))
+    forgetful.core.state.line.attempts = Forgetful()
+    for number, step in enumerate(steps):
+        for driver in (remembering, forgetful):
+            _settle(driver, driver.do(*_events(driver, number, step), after_s=400.0))
+            for job_id in driver.core.state.leased:  # everybody is hurt
+                driver.core.state.moves.hurt_since.setdefault(job_id, driver.now - 100.0)
+            driver.core.state.moves.look(driver.now)
+            _settle(driver, driver.do(Tick(), after_s=6.0))
+    assert remembering.core.state.to_json() == forgetful.core.state.to_json()
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["submit", "end", "measure", "measure"]), st.integers(0, 9), st.integers(0, 9)),
+        min_size=5,
+        max_size=20,
+    )
+)
+def test_what_jobs_ask_is_remembered_only_while_it_holds(steps: list[Step]) -> None:
+    driver = Driver(host("h1", 2))
+    state = driver.core.state
+    for number, step in enumerate(steps):
+        _settle(driver, driver.do(*_events(driver, number, step), after_s=400.0))
+        fresh = State.from_json(state.to_json())  # remembers nothing
+        for job_id, job in state.jobs.items():
+            assert state.request_of(job) == fresh.request_of(fresh.jobs[job_id])
