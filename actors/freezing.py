@@ -19,7 +19,7 @@ from typing import Protocol
 from cotenant.actors import hostmemory, jobfiles, runner
 from cotenant.actors.devices.base import Contexts, DeviceBackend
 from cotenant.actors.enforcement.base import EnforcementBackend, StaleCommand, bounds_of
-from cotenant.actors.enforcement.pausing import BrokenError, CheckpointPause, PauseError
+from cotenant.actors.enforcement.pausing import BrokenError, CheckpointPause, PauseError, TooEarlyError
 from cotenant.actors.jobfiles import Freeze
 from cotenant.actors.jobrecords import JobRecord
 from cotenant.actors.shim import still
@@ -217,7 +217,7 @@ class Freezing:
         except BrokenError as error:
             self._break(job, f"freezing it failed: {error}")
         except (PauseError, OSError, ValueError, KeyError) as error:  # not written down: as if it had not been tried
-            self._fail(job, str(error))
+            self._fail(job, str(error), again=isinstance(error, TooEarlyError))
         else:
             self._frozen(job, freeze)
         finally:
@@ -269,9 +269,11 @@ class Freezing:
         if contexts is None or not (contexts.certain or contexts.memory):
             raise PauseError("the driver does not say which of its processes have memory on its GPUs")
         found = {pid: process for pid in contexts.memory if (process := runner.process(pid)) is not None}
+        if not found:
+            raise TooEarlyError("none of its processes is on its GPUs yet: they would use those of its start")
         granted = sum(share.memory_bytes for share in job.shares)
         need = sum(granted if used is None else used for used in contexts.memory.values())
-        room = min((hostmemory.room_bytes(pid) for pid in found), default=need + MARGIN_BYTES)
+        room = min(hostmemory.room_bytes(pid) for pid in found)
         with self._lock:
             taken = sum(each.need_bytes for each in self._watched.values() if each is not watched)
             if need + taken + MARGIN_BYTES > room:

@@ -31,6 +31,10 @@ class PauseError(RuntimeError):
     """The processes could not be paused or let go on; says what failed. They run again where that was possible."""
 
 
+class TooEarlyError(PauseError):
+    """Nothing was tried: the processes cannot be paused yet, but may be later."""
+
+
 class BrokenError(PauseError):
     """The processes could be neither paused nor brought back: they do not go on by themselves."""
 

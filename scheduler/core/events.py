@@ -185,7 +185,7 @@ class JobFrozen:
 class FreezeFailed:
     """The job's processes could not be frozen, and go on as they were.
 
-    ``again``: it was cut short by what has nothing to do with them, and may be tried again.
+    ``again``: it was too early, or cut short by what has nothing to do with them, and may be tried again.
     """
 
     host_id: str

@@ -219,13 +219,24 @@ def test_what_does_not_say_who_has_memory_cannot_be_frozen(host, monkeypatch, st
     assert host.events[-1].reason == "the driver does not say which of its processes have memory on its GPUs"
 
 
-def test_a_program_without_memory_on_a_gpu_is_just_held_still(host):
-    host.start(program="import time; time.sleep(600)")
-    host.frozen()
-    assert (host.states(), host.driver.calls, host.events[-1].memory_bytes) == ({"T"}, [], 0)
+def test_a_program_that_is_on_no_gpu_yet_is_frozen_once_it_is(host, tmp_path):
+    """Its environment names the GPU that it would get onto, whichever it was to go on on."""
+    go = tmp_path / "go"
+    host.start(program=f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\n{COUNT}")
+    host.freeze()
+    host.until(lambda: host.last() != "job_started", "that has come to an end")
+    failed = host.events[-1]
+    assert (failed.kind, failed.again, host.driver.calls) == ("freeze_failed", True, []), failed
+    assert failed.reason == "none of its processes is on its GPUs yet: they would use those of its start"
+    assert "T" not in host.states()
+    host.agent.recorded((failed,))
+    go.touch()
+    host.until(lambda: host.driver.on(0), "it is on its GPU")
+    host.freeze()
+    host.until(lambda: host.last() == "job_frozen", "it is frozen")
     host.thaw("GPU-b")
     host.until(lambda: host.last() == "job_started", "it is thawed")
-    assert "T" not in host.states()
+    assert (host.driver.on(0), host.driver.on(1)) == (set(), {host.pid})
 
 
 @pytest.mark.parametrize("what", ["freeze", "thaw"])
