@@ -299,7 +299,7 @@ class Launcher:
             if time.monotonic() >= self.valid_until():
                 for job in self._jobs.values():  # other jobs' supervisors see to that
                     if job.launched.kind == "lease" and not job.damage and self._check(job) is None:
-                        self._let_down(job, "lease expired: the host agent did not renew it in time")
+                        self._let_down(job, runner.LEASE_EXPIRED)
             if (now := self._clock.now()) - self._swept_at >= SWEEP_PERIOD_S:
                 self._swept_at = now
                 self.sweep(min(now, time.time()))  # a clock that was wrong before makes nothing look old

@@ -38,6 +38,10 @@ STOP = "stop.json"  # the shim knows it too
 EXIT = "exit.json"
 RENEWAL = "renewal"
 RENEWAL_LAYOUT = struct.Struct("@d")
+LEASE_EXPIRED = (
+    "lease expired: not renewed in time, since the host heard nothing from the scheduler for lease.ttl_s, or its agent "
+    "did not run; that is no fault of the job"
+)
 EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
 
@@ -261,7 +265,7 @@ class Supervisor:
             self._asked_leftovers = True
             self._signal_all(signal.SIGTERM)
         if self._expired(now):
-            self._give_up(now, "lease expired: the host agent did not renew it in time")
+            self._give_up(now, LEASE_EXPIRED)
         elif not os.path.exists(f"{self._dir}/{LAUNCH}"):
             self._give_up(now, "its directory on the host was removed")
         if self._deadline is not None and now >= self._deadline:

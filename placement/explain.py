@@ -83,7 +83,8 @@ def _memory_short(errors: Sequence[FitError]) -> str:
 
 def _memory_never(errors: Sequence[FitError]) -> str:
     needed, available = _nearest(errors)
-    return f"{memory_text(needed)} of memory wanted, at most {memory_text(available)} can be had even when empty"
+    most = memory_text(available)
+    return f"too small: {memory_text(needed)} of memory wanted, at most {most} can be had even when empty"
 
 
 def _cpus_short(errors: Sequence[FitError]) -> str:

@@ -12,10 +12,10 @@ from typing import Any, Literal, Self
 
 from cotenant.scheduler import output, transport
 from cotenant.scheduler.core.model import Hints, JobSpec, Wish
-from cotenant.scheduler.errors import HintError, JobNotFound, NotAccepted
+from cotenant.scheduler.errors import JobNotFound, NotAccepted
 from cotenant.scheduler.fingerprint import NAMELESS, fingerprint
 from cotenant.scheduler.hints import check_job_id
-from cotenant.scheduler.specs import check_command, check_reason, check_spec, tidy_name
+from cotenant.scheduler.specs import check_command, check_reason, check_same, check_spec, tidy_name
 from cotenant.scheduler.tuning import Changes
 from cotenant.scheduler.views import (
     AccountView,
@@ -71,7 +71,11 @@ class Client:
         attached: bool = False,
         kind: Literal["command", "lease"] = "command",
     ) -> JobView:
-        """Submit one job; durable when this returns. A job id that is known already is the same job."""
+        """Submit one job; durable when this returns. A job id that is known already is the same job.
+
+        Raises:
+            HintError: It is known for another command, or with other hints.
+        """
         spec = self.spec(command, hints, name=name, job_id=job_id, cwd=cwd, env=env, attached=attached, kind=kind)
         return self.submit_many([spec])[0]
 
@@ -79,12 +83,11 @@ class Client:
         """Submit jobs in one transaction, in order.
 
         Raises:
-            HintError: A job id is known already, for another command; that job is left as it is.
+            HintError: A job id is known already, for another command or with other hints; that job is left as it is.
         """
         answer: list[JobView] = self._call("submit", list(specs))
         for spec, view in zip(specs, answer, strict=True):
-            if (view.kind, view.command) != (spec.kind, list(spec.command)):
-                raise HintError("job_id", spec.job_id, "another one: a job with this id and another command is known")
+            check_same(spec, view.kind, view.command, view.hints)
         return answer
 
     def spec(

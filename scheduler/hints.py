@@ -275,7 +275,7 @@ _HINTS: Mapping[str, _Hint] = {
     "gpu_memory": _Hint(
         "gpu_memory",
         _size,
-        'a positive size ("2GiB", "512MiB", "8GB") or a whole number of bytes',
+        f'a positive size ("2GiB", "512MiB", "8GB") or a whole number of bytes, at most {_MAX_BYTES >> 40}TiB',
         "Device memory to reserve on each GPU; what is not used of it goes to jobs that wait (docs/placement.md).",
         "forecast",
     ),

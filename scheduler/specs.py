@@ -7,6 +7,7 @@ be written as UTF-8, that a host could not execute, or that the core cannot reas
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from cotenant.scheduler.errors import HintError, NotAccepted, shown
@@ -40,6 +41,35 @@ def check_spec(spec: JobSpec) -> None:
     check_hints(spec.hints)
     if spec.kind != "command" and spec.hints.checkpoint == "driver":
         raise HintError("checkpoint", "driver", LEASE_CHECKPOINTS)
+
+
+def check_same(spec: JobSpec, kind: str, command: Sequence[str], hints: Mapping[str, object]) -> None:
+    """Refuse a job whose id is known already, for something else: what is asked for now would be dropped silently.
+
+    A relative deadline is another moment at each try, so only whether there is one is compared.
+
+    Args:
+        spec: The job that was submitted.
+        kind: Kind of the job that is known.
+        command: Its command.
+        hints: Its hints, by the fields of ``Hints``.
+
+    Raises:
+        HintError: Of ``job_id``; names what is not the same.
+    """
+    if (kind, list(command)) != (spec.kind, list(spec.command)):
+        raise HintError("job_id", spec.job_id, "another one: a job with this id and another command is known")
+    wanted = asdict(spec.hints)
+    if None not in (wanted["deadline_s"], hints["deadline_s"]):
+        del wanted["deadline_s"]
+    differing = [  # fields of times end in their unit, names of hints do not
+        f"{field.removesuffix('_s')}: {shown(hints[field])} there, {shown(value)} here"
+        for field, value in wanted.items()
+        if hints[field] != value
+    ]
+    if differing:
+        told = ", ".join(differing)
+        raise HintError("job_id", spec.job_id, f"another one: a job with this id and other hints is known ({told})")
 
 
 def check_queue(spec: JobSpec, settings: Settings) -> None:

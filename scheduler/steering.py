@@ -61,7 +61,9 @@ def check_moved(core: Core, ordered: SuspendRequested | ResumeRequested | MoveRe
     state = core.state
     if isinstance(ordered, MoveRequested) and state.jobs[ordered.job_id].state is JobState.RUNNING:
         why = why_not_moved(Turn(state, state.now), core.policy, core.predictor, ordered)
-        raise NotAccepted("to", to or "anywhere else", f"GPUs with room for the job: {why}")
+        if to is None:
+            raise NotAccepted("job", ordered.job_id, f"a job that other GPUs have room for: {why}")
+        raise NotAccepted("to", to, f"GPUs with room for the job: {why}")
 
 
 def _targets(state: State, job: Job, to: str) -> tuple[str, ...]:

@@ -56,13 +56,15 @@ class LocalCotenant:
             message = host.message()
             host.answered(message, self.scheduler.report(message))
 
-    def http(self, method: str, path: str, body: object = None) -> httpx.Response:
+    def http(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
         """Send a request to the API in front of it."""
 
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(create_app(lambda: self.client, None))
             async with httpx.AsyncClient(transport=transport, base_url="http://api/api/v1") as session:
-                return await session.request(method, path, json=body)
+                return await session.request(method, path, json=body, headers=headers)
 
         return asyncio.run(send())
 

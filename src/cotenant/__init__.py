@@ -45,7 +45,7 @@ def submit(
     Args:
         command: Program and arguments.
         name: For people.
-        job_id: Idempotency key: the same id twice is one job.
+        job_id: Idempotency key: the same id twice is one job, refused with another command or other hints.
         cwd: Working directory; None = this process's.
         hints: ``gpus``, ``gpu_memory``, ``compute``, ``priority``, ``deadline``, ``max_slowdown`` … as everywhere.
 

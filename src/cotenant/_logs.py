@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cotenant import _render
+from cotenant.scheduler.errors import NotAccepted
 
 if TYPE_CHECKING:
     from cotenant.scheduler.client import Client
-    from cotenant.scheduler.views import JobView
+    from cotenant.scheduler.views import JobView, LogChunk
 
 
 def copy(client: Client, job_id: str, run: int | None, keep: bool, write: Callable[[bytes], None]) -> None:
@@ -31,11 +32,19 @@ def copy(client: Client, job_id: str, run: int | None, keep: bool, write: Callab
             printed = printed or bool(data)
     else:
         offset, epoch = 0, run or newest or None  # named, so that what begins meanwhile is not mixed with it
-        while (chunk := client.logs(job_id, offset, epoch=epoch)).data:
+        while (chunk := _piece(client, job_id, offset, epoch)).data:
             write(chunk.data)
             offset, printed = chunk.next_offset, True
     if not printed:
         _render.note(_why_nothing(client.job(job_id), run))
+
+
+def _piece(client: Client, job_id: str, offset: int, epoch: int | None) -> LogChunk:
+    """Return a piece of the output; a run that there is not is told of by the name under which it was asked for."""
+    try:
+        return client.logs(job_id, offset, epoch=epoch)
+    except NotAccepted as error:
+        raise NotAccepted("run" if error.field == "epoch" else error.field, error.value, error.accepted) from None
 
 
 def _why_nothing(job: JobView, run: int | None) -> str:

@@ -88,7 +88,7 @@ Command = Annotated[
     list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="Program to run and its arguments.")
 ]
 Name = Annotated[str | None, typer.Option("--name", help="Name for people; default: the script's.")]
-JobId = Annotated[str | None, typer.Option("--job-id", help="Unique id; the same id twice is one job.")]
+JobId = Annotated[str | None, typer.Option("--job-id", help="Unique id; twice with the same request is one job.")]
 Cwd = Annotated[str | None, typer.Option("--cwd", help="Directory to run in; default: the current one.")]
 Env = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Set a variable; repeatable.")]
 

@@ -333,6 +333,7 @@ def test_jobs_end_when_their_lease_is_not_renewed(host):
     exited = host.exited(timeout_s=5.0)
     assert exited.exit_code == -signal.SIGKILL
     assert exited.reason.startswith("lease expired")
+    assert "heard nothing from the scheduler" in exited.reason
 
 
 def test_a_renewed_lease_goes_on(host):

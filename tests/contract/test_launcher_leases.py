@@ -122,6 +122,7 @@ def test_the_processes_of_a_lease_end_when_it_is_not_renewed(host, worker):
     exited = host.exited()
     assert exited == Exited("job", 1, -signal.SIGKILL, exited.reason, lost=True, stopped=True)
     assert exited.reason.startswith("lease expired")
+    assert "heard nothing from the scheduler" in exited.reason
 
 
 @pytest.mark.parametrize("released", [False, True])

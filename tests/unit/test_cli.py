@@ -134,6 +134,7 @@ BAD = [
         ["--gpu-memory", "2Gib/s", "--", "python", "train.py"],
         "gpu_memory: '2Gib/s' is not accepted; give a positive size",
     ),
+    (["--gpu-memory", "9999999999GiB", "--", "python", "train.py"], "number of bytes, at most 1048576TiB"),
     (["--gpus", "", "--", "python", "train.py"], "gpus: '' is not accepted"),
     (["--job-id", "../x", "--", "python", "train.py"], "job_id: '../x' is not accepted; give letters, digits"),
     (["--job-id", "", "--", "python", "train.py"], "job_id: '' is not accepted"),

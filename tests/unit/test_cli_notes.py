@@ -7,6 +7,7 @@ from command_line import invoke
 from fake_client import FakeClient, job_view
 
 from cotenant.scheduler.core.model import JobState
+from cotenant.scheduler.errors import NotAccepted
 from cotenant.scheduler.views import JobView, LogChunk
 
 
@@ -43,6 +44,19 @@ def test_logs_of_a_job_that_printed_nothing_say_what_became_of_it(
     client.known["j"], client.final, client.output = view, view, ()
     code, out, err = invoke("logs", "j", *follow)
     assert (code, out, told in err, err.count("\n")) == (0, "", True, 1)
+
+
+def test_a_run_that_there_is_not_is_told_of_as_it_was_asked_for(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, epoch: int) -> LogChunk:
+        raise NotAccepted("epoch", epoch, "a run that has begun, 1 to 2")
+
+    client.known["j"] = job_view("j", JobState.FAILED, epoch=2)
+    monkeypatch.setattr(client, "logs", refused)
+    assert invoke("logs", "j", "--run", "9")[2] == (
+        "error: run: 9 is not accepted; give a run that has begun, 1 to 2\n"
+    )
 
 
 def test_logs_of_an_earlier_run_that_printed_nothing_do_not_tell_of_the_last(

@@ -130,7 +130,7 @@ def test_one_gpu_serves_its_queue_in_order() -> None:
     [
         ({"gpus": 3}, "wants 3 GPUs, at most 2 of this cluster could ever serve it together"),
         ({"gpus": 2, "gpu_memory": 12 * GIB}, "wants 2 GPUs, at most 1 of this cluster could ever serve it together"),
-        ({"gpu_memory": 17 * GIB}, "2 GPUs: 17.0 GiB of memory wanted, at most 16.0 GiB can be had even when empty"),
+        ({"gpu_memory": 17 * GIB}, "2 GPUs: too small: 17.0 GiB of memory wanted, at most 16.0 GiB can be had"),
     ],
 )
 def test_jobs_larger_than_the_cluster_end_at_once_and_say_why(hints: dict[str, Any], message: str) -> None:
@@ -306,6 +306,24 @@ def test_a_duplicate_id_is_the_same_job_or_a_mistake(running: Callable[..., Loca
     code, _, err = invoke("submit", "--job-id", "j", "--", "python", "-c", "another")
     assert (code, "a job with this id and another command is known" in err) == (1, True)
     assert len(local.client.jobs()) == 1
+
+
+def test_a_duplicate_id_with_other_hints_is_refused_everywhere(running: Callable[..., LocalCotenant]) -> None:
+    local = running(FakeHost())
+    soon = ("--deadline", "2h", "--gpu-memory", "1GiB")
+    assert submitted(*soon)[0] == submitted(*soon)[0] == 0  # each has its own moment
+    told = "gpu_memory: 1073741824 there, 2147483648 here, priority: 'normal' there, 'high' here"
+    code, _, err = submitted("--deadline", "2h", "--gpu-memory", "2GiB", "--priority", "high")
+    assert (code, f"another one: a job with this id and other hints is known ({told})" in err) == (1, True), err
+    code, _, err = submitted("--gpu-memory", "1GiB")
+    assert (code, ", None here)" in err, "deadline: " in err) == (1, True, True), err
+    body = {"command": ["python", "-c", "pass"], "hints": {"grace": "9s"}}
+    for hints, status in (({"grace": "9s"}, 201), ({"grace": 9}, 201), ({"grace": "8s"}, 422), ({}, 422)):
+        answer = local.http("POST", "/jobs", body | {"hints": hints}, {"Idempotency-Key": "k"})
+        assert answer.status_code == status, answer.json()
+    assert answer.json()["field"] == "job_id"
+    assert "(grace: 9.0 there, None here)" in answer.json()["detail"]
+    assert {job.job_id: job.hints["gpu_memory"] for job in local.client.jobs()} == {"j": GIB, "k": None}
 
 
 TRACE = {"job_id": "a", "submit_s": 0.0, "gpus": 1, "duration_s": 60.0, "workload": "x"}

@@ -35,7 +35,7 @@ def errors(kind: FitErrorKind, *numbers: tuple[float | None, float | None]) -> l
         pytest.param(errors("memory_short", (50.0 * MIB, 0.0)), "1 GPU: 50 MiB short", id="small numbers in MiB"),
         pytest.param(
             errors("memory_never", (96.0 * GIB, 80.0 * GIB)),
-            "1 GPU: 96.0 GiB of memory wanted, at most 80.0 GiB can be had even when empty",
+            "1 GPU: too small: 96.0 GiB of memory wanted, at most 80.0 GiB can be had even when empty",
             id="never",
         ),
         pytest.param(errors("compute_short", (0.6, 0.5)), "1 GPU: compute 0.60 wanted, 0.50 free", id="compute"),

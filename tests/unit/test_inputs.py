@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,7 +52,10 @@ class NoCluster:
         self.sent.append((method, *args))
         if method == "submit":
             return [
-                self.known.setdefault(one.job_id, job_view(one.job_id, command=list(one.command))) for one in args[0]
+                self.known.setdefault(
+                    one.job_id, job_view(one.job_id, command=list(one.command), hints=asdict(one.hints))
+                )
+                for one in args[0]
             ]
         return job_view()
 
@@ -249,7 +252,9 @@ def test_a_name_made_from_a_file_name_is_made_acceptable(client: Client) -> None
 
 def test_the_same_id_with_another_command_is_a_mistake(client: Client, link: NoCluster) -> None:
     first = client.submit(["python", "a.py"], Hints(), job_id="mine")
-    assert client.submit(["python", "a.py"], Hints(gpus=2), job_id="mine") == first
+    assert client.submit(["python", "a.py"], Hints(), job_id="mine") == first
+    with pytest.raises(HintError, match="with this id and other hints is known .gpus: 1 there, 2 here"):
+        client.submit(["python", "a.py"], Hints(gpus=2), job_id="mine")
     with pytest.raises(HintError, match="job_id: 'mine' is not accepted; give another one") as caught:
         client.submit(["python", "b.py"], Hints(), job_id="mine")
     assert caught.value.field == "job_id"

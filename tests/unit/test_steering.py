@@ -107,7 +107,9 @@ def test_no_room_is_told_gpu_by_gpu() -> None:
     driver.do(ordered)
     with pytest.raises(NotAccepted) as caught:
         check_moved(driver.core, ordered, None)
-    told = str(caught.value).partition("room for the job: ")[2].split("; ")
+    said, _, why = str(caught.value).partition("room for: ")
+    assert said == "job: 'a' is not accepted; give a job that other GPUs have "  # nobody has said where to
+    told = why.split("; ")
     on = {job_id: driver.job(job_id).lease.shares[0].gpu_id for job_id in "bcd"}  # type: ignore[union-attr]
     assert sorted(told) == sorted(
         [
