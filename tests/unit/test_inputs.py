@@ -253,7 +253,7 @@ def test_a_name_made_from_a_file_name_is_made_acceptable(client: Client) -> None
 def test_the_same_id_with_another_command_is_a_mistake(client: Client, link: NoCluster) -> None:
     first = client.submit(["python", "a.py"], Hints(), job_id="mine")
     assert client.submit(["python", "a.py"], Hints(), job_id="mine") == first
-    with pytest.raises(HintError, match="with this id and other hints is known .gpus: 1 there, 2 here"):
+    with pytest.raises(HintError, match=r"with this id and other hints is known \(gpus: 1 there, 2 here\)"):
         client.submit(["python", "a.py"], Hints(gpus=2), job_id="mine")
     with pytest.raises(HintError, match="job_id: 'mine' is not accepted; give another one") as caught:
         client.submit(["python", "b.py"], Hints(), job_id="mine")
