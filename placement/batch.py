@@ -20,6 +20,7 @@ from cotenant.forecasting.types import InterferencePredictor, ThroughputPredicti
 from cotenant.placement.constraints import basic_error, with_hinted_profile
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Fleet
+from cotenant.placement.guarantees import bounded_on
 from cotenant.placement.mix import Demand
 from cotenant.placement.objective import cautious, packing_saving, score, slowness
 from cotenant.placement.room import free_parts
@@ -273,7 +274,9 @@ class Batch:
         sets = [(self.gpus[key[0]].gpu_type, [each.profile for each in members[key] or ()]) for key in possible]
         self._worth.update(dict.fromkeys(asked, -math.inf))
         for key, predicted in zip(possible, predict_sets(self.predictor, sets), strict=True):
-            self._worth[key] = self._score(self.gpus[key[0]], members[key] or (), predicted, key[1])
+            together = members[key] or ()
+            said = bounded_on(predicted, together)
+            self._worth[key] = self._score(self.gpus[key[0]], together, said, key[1])
 
     def _members(self, number: int, crew: _Crew) -> tuple[Resident, ...] | None:
         """Return everybody on the GPU with this crew; None when anything but the interference forbids it."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cotenant.forecasting.throughputs import mids
 from cotenant.forecasting.types import InterferencePredictor
+from cotenant.placement.guarantees import mids_on
 from cotenant.placement.types import GpuView
 
 
@@ -49,10 +49,9 @@ def paces(
     """
     gpus = {job_id: gpus_of(job_id) for job_id in job_ids}
     views = list({view.gpu_id: view for some in gpus.values() for view in some}.values())
-    found = mids(predictor, [(view.gpu_type, [r.profile for r in view.residents]) for view in views])
     n_on = {
         (view.gpu_id, resident.job_id): n
-        for view, together in zip(views, found, strict=True)
+        for view, together in zip(views, mids_on(predictor, views), strict=True)
         for resident, n in zip(view.residents, together, strict=True)
     }
     return {

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.throughputs import Flags, Floats, Throughputs, fsums, predict_arrays
 from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction
+from cotenant.placement.guarantees import bounded
 from cotenant.placement.objective import cautious, cautious_array
 from cotenant.placement.shares import TOLERANCE
 from cotenant.placement.types import FitError, GpuView, Request, Resident
@@ -18,8 +19,9 @@ from cotenant.placement.types import FitError, GpuView, Request, Resident
 REMEMBERED = 200_000  # prospects in all
 _FIRST_SIZE = 16
 
-_Ask = tuple[DemandProfile, tuple[tuple[str, DemandProfile], ...], float]
-"""What a prospect depends on besides the GPU: the profile, in general and by GPU type, and the accepted slowdown."""
+_Ask = tuple[DemandProfile, tuple[tuple[str, DemandProfile], ...], float, float]
+"""What a prospect depends on besides the GPU: the profile, in general and by GPU type, the accepted slowdown and the
+guaranteed compute."""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +153,7 @@ class Prospects:
             self._known.clear()
             self._now = _Places(3)
             self._count = 0
-        ask = request.profile, tuple(request.profiles.items()), request.max_slowdown
+        ask = request.profile, tuple(request.profiles.items()), request.max_slowdown, request.compute or 0.0
         known = self._known.get(ask)
         if known is None:
             known = self._known[ask] = _Places(5), {}
@@ -188,7 +190,9 @@ def _now(
 ) -> list[Floats]:
     """Return packing saving, score, and the sum of weight times 1/n - 1 of GPUs as they are: the same for all asks."""
     residents = [views[place].residents for place in places]
-    n = predict_arrays(predictor, [[each.profile for each in some] for some in residents], gpu_type).mid
+    profiles = [[each.profile for each in some] for some in residents]
+    kept = [[each.min_compute for each in some] for some in residents]
+    n = bounded(predict_arrays(predictor, profiles, gpu_type), profiles, kept).mid
     lost, saved = fsums(_weights(residents) * (1.0 / n - 1.0)), 1.0 - 1.0 / fsums(n)
     bias = settings.packing_bias
     return [saved, bias * saved - (1.0 - bias) * (lost / n.shape[1]), lost]
@@ -204,7 +208,9 @@ def _prospects(  # noqa: PLR0917 - the arguments of ``of``, and the type
 ) -> tuple[list[Floats | float], Throughputs]:
     """Return size, saving, own, lost and good of ``Outlooks``, and what is predicted."""
     residents, newcomer = [views[place].residents for place in places], request.on(gpu_type)
-    said = predict_arrays(predictor, [[*(each.profile for each in some), newcomer] for some in residents], gpu_type)
+    profiles = [[*(each.profile for each in some), newcomer] for some in residents]
+    kept = [[*(each.min_compute for each in some), request.compute or 0.0] for some in residents]
+    said = bounded(predict_arrays(predictor, profiles, gpu_type), profiles, kept)
     saving = 1.0 - 1.0 / fsums(said.mid)
     limits = np.array([[*(each.max_slowdown for each in some), request.max_slowdown] for some in residents])
     slowed = (1.0 / cautious_array(said, settings.confidence) > limits + TOLERANCE).any(axis=1)

@@ -243,7 +243,7 @@ class LearnedInterference:
         mid = max(LEAST, trust * n + (1.0 - trust) * prior.mid)
         low = min(mid, max(LEAST, trust * low + (1.0 - trust) * prior.low))
         high = max(mid, min(1.0, trust * high + (1.0 - trust) * prior.high))
-        reason = f"measured together for {measured.seconds:.0f} s: {n:.2f}"
+        reason = f"measured together for {measured.seconds:.0f} s: {n:.2f} of its speed alone"
         if measured.contradictory:
             reason += ", measurements contradict each other"
         return ThroughputPrediction(low, mid, high, reason if trust >= 1.0 else f"{reason}; before that {prior.reason}")

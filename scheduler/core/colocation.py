@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cotenant.forecasting.throughputs import mids
 from cotenant.forecasting.types import InterferencePredictor
+from cotenant.placement.guarantees import mids_on
 from cotenant.placement.types import Resident
 from cotenant.scheduler.core.model import Colocation, Job
 from cotenant.scheduler.core.state import State
@@ -25,8 +25,7 @@ def refresh(state: State, gpu_ids: Iterable[str], predictor: InterferencePredict
         now: Unix seconds.
     """
     views = [view for gpu_id in gpu_ids if gpu_id in state.gpus and (view := state.view(gpu_id)).residents]
-    sets = [(view.gpu_type, [member.profile for member in view.residents]) for view in views]
-    for view, together in zip(views, mids(predictor, sets), strict=True):
+    for view, together in zip(views, mids_on(predictor, views), strict=True):
         for member, n in zip(view.residents, together, strict=True):
             _note(state, member, view.residents, n, now)
 

@@ -29,7 +29,8 @@ from cotenant.scheduler.core.interruptions import (
 from cotenant.scheduler.core.model import Colocation, Gpu, Host, Job, JobState
 from cotenant.scheduler.core.priority import ordered, parts
 from cotenant.scheduler.core.requests import described
-from cotenant.scheduler.core.slowdowns import slowdown
+from cotenant.scheduler.core.slowdowns import measured as measured_slowdown
+from cotenant.scheduler.core.slowdowns import slowdown, tell_measured
 from cotenant.scheduler.core.slowdowns import tell as tell_slowdown
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.views import (
@@ -200,7 +201,8 @@ def explain(
     elif job.state is JobState.SUSPENDED:
         details = ["holds nothing of any GPU; 'cotenant resume' lets it go on", *tell_frozen(state, job, now)]
     elif job.lease is not None:
-        details = [*_where_it_is(state, job), *(tell_slowdown(slower) if slower else ()), *_estimated(state, job)]
+        details = [*_where_it_is(state, job), *(tell_slowdown(slower) if slower else ())]
+        details += [*tell_measured(state, job), *_estimated(state, job)]
         details += [*refused_growth(state, job), *asked_for(state, job, now)]
         details += [*freezable(state, job), *([f"control: {controls}"] if controls else [])]
     if not job.state.terminal:
@@ -341,8 +343,6 @@ def _where_numbers_come_from(state: State, job: Job) -> list[str]:
 def _job_view(state: State, job: Job, controls: str) -> JobView:
     spec, usage = job.spec, _usage_view(state, job, controls)
     predicted = predicted_throughput(job, state.now) if job.state.terminal else job.predicted
-    solo = job.profile.solo_step_rate if job.profile else None
-    rate = usage.step_rate if usage else None
     return JobView(
         job_id=spec.job_id,
         name=spec.name,
@@ -361,8 +361,8 @@ def _job_view(state: State, job: Job, controls: str) -> JobView:
         shares=[share_view(state, share) for share in job.lease.shares] if job.lease else [],
         usage=usage,
         slowdown_predicted=1.0 / predicted if predicted else None,
-        slowdown_measured=solo / rate if solo and rate else None,
-        solo_step_rate=solo,
+        slowdown_measured=measured_slowdown(state, job),
+        solo_step_rate=job.profile.solo_step_rate if job.profile else None,
         not_placeable=job.not_placeable,
         waits=_waits(state, job),
         starts_over=starts_over(state, job),

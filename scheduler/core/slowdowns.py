@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from cotenant.forecasting.types import ExplainingInterferencePredictor, InterferencePredictor
+from cotenant.placement.guarantees import bounded_on
 from cotenant.scheduler.core.model import Job
+from cotenant.scheduler.core.requests import max_slowdown
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.views import SlowdownView
 
@@ -26,6 +28,24 @@ def slowdown(state: State, job: Job, predictor: InterferencePredictor) -> Slowdo
     """
     found = [_on(state, job, share.gpu_id, predictor) for share in (job.lease.shares if job.lease else ())]
     return max((each for each in found if each is not None), key=lambda each: each.slowdown, default=None)
+
+
+def measured(state: State, job: Job) -> float | None:
+    """Return how many times slower than alone the job is measured to be now; None when either is not known."""
+    solo = job.profile.solo_step_rate if job.profile else None
+    windows = [one.signature.step_rate for one in state.usage.get(job.spec.job_id, {}).values()]
+    rate = min((each for each in windows if each is not None), default=None)
+    return solo / rate if solo and rate else None
+
+
+def tell_measured(state: State, job: Job) -> list[str]:
+    """Return what is measured in words, beside what the job accepts."""
+    found, accepted = measured(state, job), max_slowdown(job.spec.hints, state.settings)
+    if found is None:
+        return []
+    against = "within" if found <= accepted else "more than"
+    told = f"{found:.2f} times slower than alone" if found >= 1.0 else "no slower than alone"
+    return [f"measured now: {told}, {against} the {accepted:.2f} that it accepts"]
 
 
 def tell(view: SlowdownView) -> list[str]:
@@ -53,7 +73,7 @@ def _on(state: State, job: Job, gpu_id: str, predictor: InterferencePredictor) -
     if job.spec.job_id not in names:
         return None
     place = names.index(job.spec.job_id)
-    found = predictor.predict(profiles, view.gpu_type)[place]
+    found = bounded_on(predictor.predict(profiles, view.gpu_type), view.residents)[place]
     causes = (
         predictor.explain(profiles, view.gpu_type) if isinstance(predictor, ExplainingInterferencePredictor) else ()
     )

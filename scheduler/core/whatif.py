@@ -15,6 +15,7 @@ from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement import types as placement
 from cotenant.placement.explain import explain as fold
 from cotenant.placement.fleet import Part
+from cotenant.placement.guarantees import mids_on
 from cotenant.placement.objective import packing_saving
 from cotenant.placement.statement import Statement
 from cotenant.scheduler.core.cycle import propose
@@ -154,9 +155,7 @@ def _refusal(core: Core, job: Job) -> placement.NoFit | None:
 
 
 def _predict(view: placement.GpuView, predictor: InterferencePredictor) -> dict[str, float]:
-    members = view.residents
-    predictions = predictor.predict([member.profile for member in members], view.gpu_type) if members else ()
-    return {member.job_id: p.mid for member, p in zip(members, predictions, strict=True)}
+    return {member.job_id: n for member, n in zip(view.residents, mids_on(predictor, [view])[0], strict=True)}
 
 
 def _planned(state: State, job: Job, found: _Look, throughputs: Sequence[Mapping[str, float]]) -> PlannedJob:

@@ -1,0 +1,25 @@
+"""What ``explain`` says of a job's slowdown."""
+
+from __future__ import annotations
+
+import pytest
+from scheduling import Driver, half, host, measurement, profile, report
+
+from cotenant.scheduler.core import queries
+
+
+@pytest.mark.parametrize(
+    ("rate", "told"),
+    [
+        (4.0, "measured now: 2.50 times slower than alone, more than the 1.20 that it accepts"),
+        (9.0, "measured now: 1.11 times slower than alone, within the 1.20 that it accepts"),
+        (12.0, "measured now: no slower than alone, within the 1.20 that it accepts"),
+        (None, None),
+    ],
+)
+def test_what_is_measured_is_told_beside_what_the_job_accepts(rate: float | None, told: str | None) -> None:
+    driver = Driver(host())
+    driver.run(half("a", max_slowdown=1.2))
+    driver.do(report("h1", measurement("a", "h1-0", profile(rate=10.0), step_rate=rate)))
+    details = queries.explain(driver.core.state, "a", driver.now).details
+    assert [line for line in details if "measured now" in line] == ([told] if told else [])
