@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents import job_spec
+import pytest
+from agents import job_spec, make_agent
 from fake_driver import COUNT, FakeDriver
+from nvml_standin import Standin
+from nvml_standin.inprocess import loaded
 from support import wait_until
 
-from cotenant.actors import jobfiles, runner
+from cotenant.actors import freezing, jobfiles, runner
 from cotenant.actors.host_agent import HostAgent
 from cotenant.actors.jobfiles import Freeze
 from cotenant.configs.settings import DeviceSettings, EnforcementSettings, LeaseSettings, Settings
@@ -139,3 +143,22 @@ class Host:
         self.until(told, "its end is told")
         assert self.told().count("job_exited") == 1
         return self.events[-1]
+
+
+@contextmanager
+def freezing_host(standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """Run a host with two GPUs whose driver is played by stand-ins, and leave no job of it behind."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(freezing, "VACATED_S", 4.0)
+    monkeypatch.setattr("cotenant.actors.vacating.PATIENCE_S", 2.0)
+    standin.set(*GPUS)
+    driver = FakeDriver(tmp_path / "driver", standin, monkeypatch)
+    with loaded(standin) as library:
+        host = Host(lambda: make_agent(monkeypatch, tmp_path, SETTINGS), driver)
+        yield host
+        driver.say()
+        for launched in host.agent._launcher.running():
+            host.agent._launcher.stop(launched.job_id, launched.epoch, 0.0, "the test is over")
+        host.until(lambda: not host.agent._launcher.running() and not host.agent._launcher.freezing.moving(), "no job")
+        host.agent.shut_down()
+        library.close()
