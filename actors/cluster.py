@@ -49,6 +49,11 @@ PRM_TIMEOUT_S = 5.0
 ACTOR_TIMEOUT_S = 300.0  # to start: a large journal is read first
 GIVE_BACK_S = 45.0  # a start, driver or daemon that hangs is given up before
 
+_KEEPS = (
+    "cotenant ran already and keeps the settings it was started with: --devices, --config and COTENANT_… count after "
+    "'cotenant down'"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class UpReport:
@@ -147,7 +152,7 @@ def start_actors(settings: Settings, api_class: type | None) -> list[str]:
     state_dir = home()
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     journal_url = settings.journal.url or f"sqlite:///{state_dir / 'journal.sqlite'}"
-    notes = []
+    notes = [_KEEPS] if _runs(SCHEDULER) else []
 
     def start(cls: type, name: str, threads: int, *args: object) -> None:
         actor_class: Any = ray.remote(cls)
@@ -180,6 +185,14 @@ def start_actors(settings: Settings, api_class: type | None) -> list[str]:
         if token is None:
             notes.append("the admin API asks for no token (api.require_token = false)")
     return notes
+
+
+def _runs(actor: str) -> bool:
+    try:
+        ray.get_actor(actor, NAMESPACE)
+    except ValueError:
+        return False
+    return True
 
 
 def down(force: bool, tell: Callable[[str], None] = lambda _: None) -> DownReport:

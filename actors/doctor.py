@@ -22,6 +22,7 @@ from cotenant.actors.enforcement.cgroup import find_groups
 from cotenant.actors.enforcement.choice import NO_WHOLE_GPUS
 from cotenant.actors.gpudoctor import freezing_verdict, gpu_checks
 from cotenant.scheduler.errors import CotenantError
+from cotenant.scheduler.names import SET_ENVIRONMENT, ClusterRecord
 
 if TYPE_CHECKING:
     from cotenant.scheduler.client import Client
@@ -205,6 +206,22 @@ def check_limit(name: str, kind: int, wanted: int, flag: str) -> Check:
 def check_ray_auth() -> Check:
     """Ray's token authentication, whose default depends on what ran on this machine before."""
     mode = os.environ.get("RAY_AUTH_MODE")
+    try:
+        record = ClusterRecord.load()
+    except CotenantError as error:
+        found = f"{mode or 'not set'}; the record of 'cotenant up' cannot be read"
+        return Check("RAY_AUTH_MODE", False, found, "cotenant's commands do not find the cluster", str(error))
+    if record is not None and mode is None:  # cotenant's own commands set it
+        told = f"not set; the cluster of 'cotenant up' has {record.auth_mode} (for Ray's own tools: {SET_ENVIRONMENT})"
+        return Check("RAY_AUTH_MODE", True, told)
+    if record is not None and (wrong := record.disagrees()):
+        return Check(
+            "RAY_AUTH_MODE",
+            False,
+            f"{mode}; cluster {record.address}: {wrong}",
+            "no job can be submitted from here",
+            SET_ENVIRONMENT,
+        )
     return verdict(
         "RAY_AUTH_MODE",
         mode is not None,

@@ -52,5 +52,11 @@ def read(text: str) -> Any:
         return yaml.load(text, _Loader)
     except RecursionError as error:
         raise YamlError("it nests too deeply") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise YamlError(f"{where}{error.problem or error.context}") from error
+    except yaml.reader.ReaderError as error:
+        raise YamlError(f"character {error.position + 1}: {error.reason}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: 2030-13-45 and integers of thousands of digits
         raise YamlError(" ".join(str(error).split())) from error

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from difflib import get_close_matches
-from http import HTTPStatus
+from http import HTTPMethod, HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from cotenant.scheduler.errors import (
     CotenantError,
@@ -164,12 +165,22 @@ def _unread(found: dict[str, Any]) -> bool:
 
 def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    headers = {"Allow": _methods(request)} if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else error.headers
     return reply(
         error.status_code,
         _HTTP_KINDS.get(error.status_code, "http"),
         str(error.detail),
         request.scope["path"],
-        headers=error.headers,
+        headers=headers,
+    )
+
+
+def _methods(request: Request) -> str:
+    """Return what the path can be asked for with: each of its routes knows its own methods only."""
+    return ", ".join(
+        method
+        for method in sorted(HTTPMethod)
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
     )
 
 

@@ -73,6 +73,8 @@ class Client:
     ) -> JobView:
         """Submit one job; durable when this returns. A job id that is known already is the same job.
 
+        One that no GPU of this cluster could ever take is returned with ``not_placeable=True``, not raised.
+
         Raises:
             HintError: It is known for another command, or with other hints.
         """

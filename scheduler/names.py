@@ -15,6 +15,7 @@ NAMESPACE = "cotenant"
 SCHEDULER = "scheduler"
 PRM = "prm"
 API = "api"
+SET_ENVIRONMENT = 'eval "$(cotenant env)"'
 
 
 def agent_name(host_id: str) -> str:
@@ -61,6 +62,16 @@ class ClusterRecord:
         """Return the variables with which Ray's own tools reach this cluster."""
         token = {} if self.auth_token_path is None else {"RAY_AUTH_TOKEN_PATH": self.auth_token_path}
         return {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": self.auth_mode, **token}
+
+    def disagrees(self) -> str:
+        """Say that this process talks to Ray otherwise than the cluster wants, and what helps; empty when it does not,
+        or says nothing of it (then ``prepare_ray_environment`` sets what the cluster wants).
+        """
+        mode = os.environ.get("RAY_AUTH_MODE", self.auth_mode)
+        if mode == self.auth_mode:
+            return ""
+        wants = "asks for a token" if self.auth_mode == "token" else f"has RAY_AUTH_MODE={self.auth_mode}"
+        return f"it {wants}, and RAY_AUTH_MODE is {mode} here; unset it, or set what it wants: {SET_ENVIRONMENT}"
 
     def save(self) -> None:
         """Write the record; readable by the owner only."""

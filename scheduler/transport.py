@@ -129,6 +129,7 @@ def join(address: str | None) -> None:
         NotConnected: There is none.
     """
     import ray  # noqa: PLC0415
+    from ray.exceptions import AuthenticationError  # noqa: PLC0415
 
     record = ClusterRecord.load()
     # COTENANT_ADDRESS comes first: the RAY_ADDRESS Ray gives the commands of its jobs is "auto" or the address of the
@@ -143,6 +144,7 @@ def join(address: str | None) -> None:
         )
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
         where = address or os.environ["RAY_ADDRESS"]
-        raise NotConnected(f"no Ray cluster answers at {where}: {error}") from error
+        mode = record.disagrees() if record is not None and record.address == where else ""
+        raise NotConnected(f"no Ray cluster answers at {where}: {mode or error}") from error

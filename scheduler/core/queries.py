@@ -213,6 +213,8 @@ def explain(
         details.extend(_accounts(state, job))
         details.extend(_where_numbers_come_from(state, job))
         details.extend(outgrown.tell(state, job))
+    if job.state is JobState.FAILED and job.spec.kind == "command" and job.exit_code is not None:
+        details.append(f"'cotenant logs {job_id}' shows what it printed")
     details.extend(f"{ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
     helps = would_help(job.fit_errors or state.line.why(job_id))
     if not job.state.terminal:

@@ -42,6 +42,9 @@ def submit(
 ) -> JobView:
     """Submit a command to the cotenant of this Ray cluster and return at once.
 
+    A job that no GPU of this cluster could ever take is no error here: the view that is returned says
+    ``not_placeable=True``, and its ``reason`` what is short. (``lease`` raises ``NotPlaceable`` then.)
+
     Args:
         command: Program and arguments.
         name: For people.

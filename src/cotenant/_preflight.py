@@ -164,8 +164,10 @@ def read_plan(path: Path) -> list[dict[str, Any]]:
 
     try:
         content = yamlfile.read(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yamlfile.YamlError) as error:
-        raise CotenantError(f"{path}: is no readable YAML file ({' '.join(str(error).split())})") from error
+    except OSError as error:
+        raise CotenantError(f"{path}: cannot be read ({error.strerror}); give a YAML file of jobs") from error
+    except (UnicodeDecodeError, yamlfile.YamlError) as error:
+        raise CotenantError(f"{path}: is no readable YAML file ({error})") from error
     jobs = content.get("jobs") if isinstance(content, dict) else None
     if not isinstance(jobs, list) or not jobs:
         raise CotenantError(f"{path}: give a list of jobs under 'jobs', each with {', '.join(_PLAN_KEYS)}")

@@ -394,7 +394,9 @@ def test_unknown_paths_and_methods(http: Http) -> None:
     problem(http.get("/api/v1/nowhere"), 404, "not-found")
     response = http.patch("/api/v1/jobs", json={})
     problem(response, 405, "method-not-allowed")
-    assert "GET" in response.headers["allow"]
+    assert response.headers["allow"] == "GET, POST"
+    assert http.post("/api/v1/tuning", json={}).headers["allow"] == "GET, PATCH, PUT"
+    assert http.put("/api/v1/jobs/j", json={}).headers["allow"] == "DELETE, GET"
 
 
 def test_published_document_is_up_to_date() -> None:

@@ -85,7 +85,12 @@ def test_settings_that_are_not_accepted(client: FakeClient, command: list[str], 
     [
         ("", "give a list of jobs under 'jobs'"),
         ("jobs: []", "give a list of jobs"),
-        ("[", "is no readable YAML file"),
+        (
+            "[",
+            "plan.yaml: is no readable YAML file (line 1, column 2: expected the node content, but found",
+        ),
+        ("jobs: 1\njobs: 2", "(line 2, column 1: key 'jobs' is given twice)"),
+        ("jobs: \a", "(character 7: special characters are not allowed)"),
         ("jobs: [3]", "jobs[0]: 3 is not accepted; give a mapping"),
         ("jobs: [{nam: x}]", "jobs[0]: 'nam' is not accepted; give name, command, hints, count"),
         ("jobs: [{}, {count: 0}]", "jobs[1].count: 0 is not accepted"),
@@ -106,7 +111,8 @@ def test_bad_plan_files(client: FakeClient, tmp_path: Path, text: str, message: 
 
 
 def test_plan_file_missing_or_mixed(client: FakeClient, tmp_path: Path) -> None:
-    assert "is no readable YAML file" in invoke("plan", "--file", "gone.yaml")[2]
+    told = "gone.yaml: cannot be read (No such file or directory); give a YAML file of jobs"
+    assert told in invoke("plan", "--file", "gone.yaml")[2]
     assert "give either --file or" in invoke("plan", "--file", "gone.yaml", "--gpus", "2")[2]
 
 

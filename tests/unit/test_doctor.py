@@ -21,6 +21,7 @@ from cotenant.actors.checks import Check
 from cotenant.actors.enforcement.cgroup import MemoryGroups
 from cotenant.actors.enforcement.choice import NO_WHOLE_GPUS
 from cotenant.scheduler.errors import NotConnected
+from cotenant.scheduler.names import ClusterRecord
 
 Patch = Callable[[pytest.MonkeyPatch, Path], None]
 
@@ -47,6 +48,23 @@ def no_affinity(patch: pytest.MonkeyPatch, _tmp: Path) -> None:
 def unwritable_run_dir(patch: pytest.MonkeyPatch, tmp: Path) -> None:
     patch.setenv("COTENANT_RUN_DIR", str(tmp / "deep" / "runs"))
     patch.setattr(doctor.tempfile, "TemporaryFile", raises(PermissionError(13, "Permission denied")))
+
+
+def recorded(patch: pytest.MonkeyPatch, tmp_path: Path, mode: str | None) -> None:
+    """A cluster that asks for a token was started from here."""
+    patch.setenv("COTENANT_HOME", str(tmp_path))
+    ClusterRecord("127.0.0.1:1", "token", "/its/token", 42, None).save()
+    patch.delenv("RAY_AUTH_MODE", raising=False) if mode is None else patch.setenv("RAY_AUTH_MODE", mode)
+
+
+def no_record(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recorded(patch, tmp_path, None)
+    ClusterRecord.remove()
+
+
+def damaged_record(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recorded(patch, tmp_path, None)
+    (tmp_path / "cluster.json").write_text("[]")
 
 
 BROKEN: list[tuple[Callable[[], Check], Patch, str, bool]] = [
@@ -76,7 +94,14 @@ BROKEN: list[tuple[Callable[[], Check], Patch, str, bool]] = [
         "256",
         False,
     ),
-    (doctor.check_ray_auth, lambda p, _: p.delenv("RAY_AUTH_MODE", raising=False), "not set", False),
+    (doctor.check_ray_auth, no_record, "not set", False),
+    (
+        doctor.check_ray_auth,
+        lambda p, tmp: recorded(p, tmp, "disabled"),
+        "it asks for a token, and RAY_AUTH_MODE",
+        False,
+    ),
+    (doctor.check_ray_auth, damaged_record, "the record of 'cotenant up' cannot be read", False),
     (
         doctor.check_memory_groups,
         lambda p, _: p.setattr(doctor, "find_groups", lambda _: None),
@@ -113,6 +138,8 @@ def test_what_is_wrong_is_named_with_its_cost_and_fix(
             lambda p, _: p.setattr(importlib.metadata, "version", lambda _: "2.100.0rc1"),
         ),
         (doctor.check_ray_auth, lambda p, _: p.setenv("RAY_AUTH_MODE", "disabled")),
+        (doctor.check_ray_auth, lambda p, tmp: recorded(p, tmp, None)),
+        (doctor.check_ray_auth, lambda p, tmp: recorded(p, tmp, "token")),
         (doctor.check_run_dir, lambda p, tmp: p.setenv("COTENANT_RUN_DIR", str(tmp / "new" / "dir"))),
         (
             lambda: doctor.check_limit("files", resource.RLIMIT_NOFILE, 4096, "-n"),

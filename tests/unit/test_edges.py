@@ -20,6 +20,7 @@ from scheduling import GIB, Driver, host, profile, settings, spec
 from cotenant import cli
 from cotenant.placement.explain import explain
 from cotenant.placement.types import FitError
+from cotenant.scheduler.core import queries
 from cotenant.scheduler.core.events import HostJoined, JobExited, JobSubmitted, StartFailed, Tick
 from cotenant.scheduler.core.model import Job, JobSpec, JobState
 from cotenant.scheduler.core.unmet import unmet
@@ -211,6 +212,16 @@ def test_a_doomed_job_backs_off_while_others_start() -> None:
         else:
             driver.do(Tick(), after_s=2.0)
     assert (tries, driver.state("other")) == (3, "SUCCEEDED")
+
+
+def test_whoever_asks_about_a_failed_job_is_told_where_its_output_is() -> None:
+    driver = Driver(host())
+    driver.run(spec("a", restart="never"), spec("b", restart="never", gpus=2))
+    driver.do(JobExited("a", 1, "h1", 3))
+    state = driver.core.state
+    assert (driver.state("a"), driver.state("b")) == ("FAILED", "FAILED")
+    pointed = {job_id: "cotenant logs" in str(queries.explain(state, job_id, driver.now).details) for job_id in "ab"}
+    assert pointed == {"a": True, "b": False}  # of what never ran there is no output
 
 
 def test_an_empty_cluster_and_a_job_larger_than_the_cluster() -> None:

@@ -8,9 +8,12 @@ import stat
 from pathlib import Path
 
 import pytest
+import ray
+from ray.exceptions import AuthenticationError
 
-from cotenant.scheduler.errors import CotenantError
+from cotenant.scheduler.errors import CotenantError, NotConnected
 from cotenant.scheduler.names import ClusterRecord, prepare_ray_environment
+from cotenant.scheduler.transport import join
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +64,24 @@ def test_the_users_choice_of_authentication_stays(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     prepare_ray_environment(local=True)
     assert "RAY_AUTH_TOKEN_PATH" not in os.environ
+
+
+@pytest.mark.parametrize("raised", [ConnectionError("timed out"), AuthenticationError("no token")])
+def test_a_mode_that_the_cluster_does_not_have_is_named_where_it_cannot_be_joined(monkeypatch, raised):
+    def refuse(**_):
+        raise raised
+
+    monkeypatch.setattr(ray, "init", refuse)
+    for name in ("COTENANT_ADDRESS", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    ClusterRecord("h:1", "token", "/its/token", None, None).save()
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    told = 'h:1: it asks for a token, and RAY_AUTH_MODE is disabled here; unset it, or set .*: eval "..cotenant env."'
+    with pytest.raises(NotConnected, match=told):
+        join(None)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(NotConnected, match=r"no Ray cluster answers at h:1: (timed out|no token)"):
+        join(None)
 
 
 def test_a_recorded_cluster_is_joined_with_its_own_mode():

@@ -97,7 +97,7 @@ def test_empty_file_changes_nothing(tmp_path: Path) -> None:
         ("placement: 3", "placement: 3 is not accepted; give its keys"),
         ("zzz: 3", "zzz is not a setting; give one of placement, resize"),
         ("- 1", "holds [1]; give sections: placement, "),
-        ("a: [", "is not YAML: while parsing"),
+        ("a: [", "is not YAML: line 1, column 5: expected the node content"),
     ],
 )
 def test_file_errors_name_file_key_value_and_what_is_accepted(tmp_path: Path, text: str, message: str) -> None:

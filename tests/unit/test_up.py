@@ -145,6 +145,7 @@ def test_an_actor_that_does_not_start_is_one_line_with_its_reason(
     monkeypatch.setattr(cluster, "head_node_id", lambda: "0" * 56)
     monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
     monkeypatch.setattr(ray, "remote", lambda _: kind)
+    monkeypatch.setattr(ray, "get_actor", lambda *_: actor)
     monkeypatch.setattr(ray, "get", fail)
     with pytest.raises(CotenantError, match=r"^\S+ did not start: OSError: 127.0.0.1:8266 is taken$"):
         cluster.start_actors(Settings(), None)
@@ -259,9 +260,30 @@ def test_an_actor_that_hangs_while_it_starts_is_one_line(monkeypatch: pytest.Mon
     monkeypatch.setattr(cluster, "head_node_id", lambda: "0" * 56)
     monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
     monkeypatch.setattr(ray, "remote", lambda _: kind)
+    monkeypatch.setattr(ray, "get_actor", lambda *_: actor)
     monkeypatch.setattr(ray, "get", hang)
     with pytest.raises(CotenantError, match=r"^\S+ did not start within 300 s: look at Ray's logs"):
         cluster.start_actors(Settings(), None)
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_options_that_a_running_cotenant_ignores_are_named(
+    *, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ran: bool
+) -> None:
+    def get_actor(*_: str) -> Any:
+        if not ran:
+            raise ValueError("no such actor")
+        return actor
+
+    actor: Any = SimpleNamespace(ping=SimpleNamespace(remote=lambda: None))
+    kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+    monkeypatch.setattr(cluster, "head_node_id", lambda: "0" * 56)
+    monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
+    monkeypatch.setattr(ray, "remote", lambda _: kind)
+    monkeypatch.setattr(ray, "get", lambda *_, **__: None)
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    notes = cluster.start_actors(Settings(), None)
+    assert [("keeps the settings" in note, "--devices" in note) for note in notes] == ([(True, True)] if ran else [])
 
 
 def stopping(job_id: str, grace_s: float) -> JobView:
