@@ -43,7 +43,7 @@ def tell_measured(state: State, job: Job) -> list[str]:
     found, accepted = measured(state, job), max_slowdown(job.spec.hints, state.settings)
     if found is None:
         return []
-    against = "within" if found <= accepted else "more than"
+    against = "within" if round(found, 2) <= accepted else "more than"  # as it is told
     told = f"{found:.2f} times slower than alone" if found >= 1.0 else "no slower than alone"
     return [f"measured now: {told}, {against} the {accepted:.2f} that it accepts"]
 

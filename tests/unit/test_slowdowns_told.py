@@ -13,6 +13,7 @@ from cotenant.scheduler.core import queries
     [
         (4.0, "measured now: 2.50 times slower than alone, more than the 1.20 that it accepts"),
         (9.0, "measured now: 1.11 times slower than alone, within the 1.20 that it accepts"),
+        (8.32, "measured now: 1.20 times slower than alone, within the 1.20 that it accepts"),
         (12.0, "measured now: no slower than alone, within the 1.20 that it accepts"),
         (None, None),
     ],
