@@ -34,9 +34,9 @@ def bounded(
     left = _left(kept)
     mean = np.array([[each.util_mean for each in members] for members in profiles], dtype=np.float64)
     p95 = np.array([[each.util_p95 for each in members] for members in profiles], dtype=np.float64)
-    most = left / np.maximum(left, mean)
+    most = _most(left, mean)
     mid = np.minimum(said.mid, most)
-    low = np.minimum(np.minimum(said.low, left / np.maximum(left, p95)), mid)
+    low = np.minimum(np.minimum(said.low, _most(left, p95)), mid)
 
     def reason(row: int, member: int) -> str:
         why = said.reason(row, member)
@@ -63,10 +63,15 @@ def mids_on(predictor: InterferencePredictor, views: Iterable[GpuView]) -> list[
         if any(each.min_compute for each in view.residents):
             left = _left(np.array([[each.min_compute for each in view.residents]]))[0]
             mean = np.array([each.profile.util_mean for each in view.residents])
-            found[place] = np.minimum(found[place], left / np.maximum(left, mean)).tolist()
+            found[place] = np.minimum(found[place], _most(left, mean)).tolist()
     return found
 
 
 def _left(kept: Floats) -> Floats:
     """Return the compute each member can have at most, shape (sets, members)."""
     return np.maximum(np.maximum(kept, 1.0 - (fsums(kept)[:, None] - kept)), FLOOR)
+
+
+def _most(left: Floats, used: Floats) -> Floats:
+    """Return the largest normalised throughput with so much of the GPU for a job that would use so much alone."""
+    return np.asarray(left / np.maximum(left, used))

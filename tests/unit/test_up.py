@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,19 +135,24 @@ def test_a_process_leaves_the_ray_it_has_started_before_it_ends_it(monkeypatch: 
     assert done == ["left", "ended 4711"]
 
 
+def start_one_actor(monkeypatch: pytest.MonkeyPatch, home: Path, get: Callable[..., None]) -> None:
+    """Have every actor be the same one, whose first answer comes through ``get`` in place of ``ray.get``."""
+    actor: Any = SimpleNamespace(ping=SimpleNamespace(remote=lambda: None))
+    kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+    monkeypatch.setattr(cluster, "head_node_id", lambda: "0" * 56)
+    monkeypatch.setenv("COTENANT_HOME", str(home))
+    monkeypatch.setattr(ray, "remote", lambda _: kind)
+    monkeypatch.setattr(ray, "get_actor", lambda *_: actor)
+    monkeypatch.setattr(ray, "get", get)
+
+
 def test_an_actor_that_does_not_start_is_one_line_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(_: object, timeout: float) -> None:
         raise RayActorError(error_msg='The actor died, Api.__init__():\n  File "x"\nOSError: 127.0.0.1:8266 is taken')
 
-    actor: Any = SimpleNamespace(ping=SimpleNamespace(remote=lambda: None))
-    kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
-    monkeypatch.setattr(cluster, "head_node_id", lambda: "0" * 56)
-    monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
-    monkeypatch.setattr(ray, "remote", lambda _: kind)
-    monkeypatch.setattr(ray, "get_actor", lambda *_: actor)
-    monkeypatch.setattr(ray, "get", fail)
+    start_one_actor(monkeypatch, tmp_path, fail)
     with pytest.raises(CotenantError, match=r"^\S+ did not start: OSError: 127.0.0.1:8266 is taken$"):
         cluster.start_actors(Settings(), None)
 
@@ -255,13 +261,7 @@ def test_an_actor_that_hangs_while_it_starts_is_one_line(monkeypatch: pytest.Mon
     def hang(_: object, timeout: float) -> None:
         raise GetTimeoutError("no answer")
 
-    actor: Any = SimpleNamespace(ping=SimpleNamespace(remote=lambda: None))
-    kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
-    monkeypatch.setattr(cluster, "head_node_id", lambda: "0" * 56)
-    monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
-    monkeypatch.setattr(ray, "remote", lambda _: kind)
-    monkeypatch.setattr(ray, "get_actor", lambda *_: actor)
-    monkeypatch.setattr(ray, "get", hang)
+    start_one_actor(monkeypatch, tmp_path, hang)
     with pytest.raises(CotenantError, match=r"^\S+ did not start within 300 s: look at Ray's logs"):
         cluster.start_actors(Settings(), None)
 
