@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Collection
 from contextlib import suppress
@@ -16,6 +17,7 @@ CHECKPOINTS = "checkpoints"
 KEPT_S = 7 * 86400.0
 _DIRECTORY, _CONTINUES = "COTENANT_CHECKPOINT_DIR", "COTENANT_CONTINUES"  # as in cotenant.checkpointing
 _STOP_FILE = "COTENANT_STOP_FILE"
+_TORCHRUN_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds that torchrun gives its ranks after SIGTERM, 30 by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class Checkpoints:
             return cls(run_dir.absolute() / CHECKPOINTS)
         return cls(Path(settings.directory), shared=True)
 
-    def environment(self, job_id: str, epoch: int) -> dict[str, str]:
-        """Make the job's directory if need be, and return the variables by which the job finds it.
+    def environment(self, job_id: str, epoch: int, grace_s: float) -> dict[str, str]:
+        """Make the job's directory if need be; returns the variables by which the job finds it and has time to save.
 
         Raises:
             LaunchError: It cannot be made; another host may be able to.
@@ -48,7 +50,11 @@ class Checkpoints:
             mine.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise LaunchError(f"checkpoints.directory: cannot make {mine}: {error}", exit_code=1, retry=True) from error
-        return {_DIRECTORY: str(mine), _CONTINUES: "1" if epoch > 1 else "0"}
+        return {
+            _DIRECTORY: str(mine),
+            _CONTINUES: "1" if epoch > 1 else "0",
+            _TORCHRUN_GRACE: str(math.ceil(grace_s)),
+        }
 
     def sweep(self, now: float, running: Collection[str]) -> None:
         """Remove what jobs that are not here any more have not touched for ``KEPT_S``; ``now`` in Unix seconds."""

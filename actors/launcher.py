@@ -171,7 +171,7 @@ class Launcher:
             with self._lock:
                 self._end_older(key)  # they have time to end while this one is made ready
             if saves:
-                launch["env"] |= self._checkpoints.environment(job_id, epoch)
+                launch["env"] = self._checkpoints.environment(job_id, epoch, grace_s) | launch["env"]
             job_dir = self._dir / f"{job_id}.{epoch}"
             try:
                 self._make_ready(launch, job_dir, shares, isolation, freezes)

@@ -126,8 +126,8 @@ class Checkpointer:
             SystemExit: The job was asked to end; all is saved. Let it through (to the end of the block, in a lease).
         """
         self.step, self.extra = step, extra
-        self._asked = _anybody(self._asked or _lease_asked())
-        if self._asked:
+        if _anybody(self._asked or _lease_asked()):
+            self._asked = True  # never set to what was found: SIGTERM may have come while the ranks agreed
             self.save()
             raise SystemExit(INTERRUPTED)
         if self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s:

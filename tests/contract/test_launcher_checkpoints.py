@@ -33,6 +33,18 @@ def test_a_job_that_saves_finds_its_directory_again(host):
     assert not mine.exists()
 
 
+@pytest.mark.parametrize(
+    ("saves", "said", "heard"), [(True, None, "41"), (True, "7", "7"), (False, None, "None")], ids=str
+)
+def test_ranks_have_as_long_to_save_as_their_job(host, saves, said, heard):
+    """torchrun kills its ranks 30 s after SIGTERM, whatever the job's grace is, unless it is told."""
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    env = ENV if said is None else ENV | {name: said}
+    host.python(f"import os; print(os.environ.get('{name}'))", saves=saves, grace_s=40.5, env=env)
+    host.exited()
+    assert host.output() == f"{heard}\n"
+
+
 LEFT_BY_JOBS = {
     "a link to itself": "os.symlink('latest', 'latest')",
     "a link to nothing": "os.symlink('gone', 'latest')",

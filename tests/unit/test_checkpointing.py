@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import random
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -93,6 +96,47 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
         train(tmp_path / "parts", 20, stop_at=15, seed=2)
     parts, made = train(tmp_path / "parts", 20, seed=3)
     assert (parts, made) == (whole, 5)
+
+
+def stepped(directory: Path, interrupt_at: int) -> tuple[int, int]:
+    """Train until SIGTERM, which comes before the n-th line of the helper itself that is executed.
+
+    Returns after which step it came, and after which step the program left; the same when it never came.
+    """
+    lines, came, step = 0, 0, 0
+
+    def look(frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal lines, came
+        if frame.f_code.co_filename != checkpointing.__file__ or frame.f_code.co_name == "_note":
+            return None
+        if event == "line":
+            lines += 1
+            if lines == interrupt_at:
+                came = step
+                os.kill(os.getpid(), signal.SIGTERM)
+        return look
+
+    before = sys.gettrace()
+    with suppress(SystemExit), Checkpointer(directory, every_s=0.0) as saved:
+        sys.settrace(look)
+        try:
+            for step in range(1, 6):
+                saved.step_done(step)
+        finally:
+            sys.settrace(before)
+    return came, step
+
+
+def test_sigterm_is_heard_wherever_it_comes(tmp_path: Path) -> None:
+    """Also between the question whether anybody was asked to end and its answer, which under torchrun takes long."""
+    missed = []
+    for at in itertools.count(1):
+        came, left = stepped(tmp_path, at)
+        if came == 0 or came > 2:
+            break
+        if left > came + 1:
+            missed.append((at, came, left))
+    assert (missed, came) == ([], 3)
 
 
 def test_what_was_told_besides_comes_back(tmp_path: Path) -> None:
