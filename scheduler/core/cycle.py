@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy
-from cotenant.placement.explain import explain
 from cotenant.placement.fleet import Fleet, Part
 from cotenant.placement.types import Placement
 from cotenant.scheduler.core.freezable import places_of
@@ -28,7 +27,7 @@ from cotenant.scheduler.core.proposal import Plan, Proposal
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.transitions import advance
 from cotenant.scheduler.core.turn import Turn
-from cotenant.scheduler.core.unmet import unmet
+from cotenant.scheduler.core.unmet import hopeless, lasting
 from cotenant.scheduler.core.waiting import fits_idle
 from cotenant.scheduler.core.walk import walk
 
@@ -96,12 +95,12 @@ def _give_up(turn: Turn, ask: Ask) -> None:
     if refusal is None:
         return
     what = "the quota does not allow it" if ask.over_quota else "no device of this cluster could ever take it"
-    lasting = tuple(error for error in refusal.errors if error.never) or refusal.errors  # not what is short just now
-    why = f"{what}: {explain(lasting)}"
-    examples = tuple({error.kind: error for error in reversed(lasting)}.values())
+    errors = lasting(refusal)
+    examples = tuple({error.kind: error for error in reversed(errors)}.values())
     for job in state.in_order(ask.jobs):
         if _could_never_run(job):
-            ended = advance(job, JobState.FAILED, turn.now, "; ".join([why, *unmet(job, lasting, len(state.gpus))]))
+            why = f"{what}: {hopeless(job, errors, len(state.gpus))}"
+            ended = advance(job, JobState.FAILED, turn.now, why)
             state.put(replace(ended, fit_errors=examples, not_placeable=True))
 
 

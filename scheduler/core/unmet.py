@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from cotenant.placement.explain import at_most_memory, memory_text
-from cotenant.placement.types import FitError, FitErrorKind
+from cotenant.placement.explain import at_most_memory, explain, memory_text
+from cotenant.placement.types import FitError, FitErrorKind, NoFit
 from cotenant.scheduler.core.model import Job
+
+
+def hopeless(job: Job, errors: Sequence[FitError], gpus: int) -> str:
+    """Say why nothing could ever take the job, and which of its hints cannot be met; arguments as of ``unmet``."""
+    return "; ".join([explain(errors), *unmet(job, errors, gpus)])
+
+
+def lasting(refusal: NoFit) -> tuple[FitError, ...]:
+    """Return what of a refusal will not change: not what is short just now."""
+    return tuple(error for error in refusal.errors if error.never) or refusal.errors
 
 
 def unmet(job: Job, errors: Sequence[FitError], gpus: int) -> list[str]:

@@ -26,6 +26,7 @@ from cotenant.scheduler.core.priority import ordered
 from cotenant.scheduler.core.proposal import Plan
 from cotenant.scheduler.core.queries import NO_HOST, share_view
 from cotenant.scheduler.core.state import State
+from cotenant.scheduler.core.unmet import hopeless, lasting
 from cotenant.scheduler.views import AffectedJob, PlannedJob, PlanView
 
 MOST_AFFECTED = 500  # waiting jobs that are listed
@@ -162,6 +163,8 @@ def _planned(state: State, job: Job, found: _Look, throughputs: Sequence[Mapping
     job_id = job.spec.job_id
     placed = found.places.get(job_id)
     outcome, why = found.outcome(job_id)
+    if outcome == "never":
+        why = hopeless(job, lasting(found.plan.refused[job_id]), len(state.gpus))
     here = [n for n in throughputs if job_id in n]
     return PlannedJob(
         name=job.spec.name,

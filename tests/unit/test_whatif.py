@@ -30,6 +30,9 @@ class TestPlan:
         for planned in view.jobs[:2]:
             shares = driver.job(planned.name).lease.shares  # type: ignore[union-attr]
             assert [share.gpu_id for share in planned.shares] == [share.gpu_id for share in shares]
+        told = view.jobs[3].explanation
+        assert "gpu_memory: 9.0 GiB cannot be met; give at most" in told
+        assert driver.job("d").reason.endswith(told), "told beforehand as it is told afterwards"
 
     def test_it_predicts_slowdown_and_saving(self) -> None:
         driver = Driver(host())
