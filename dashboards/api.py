@@ -215,7 +215,7 @@ def _checked(idempotency_key: str | None) -> str | None:
 
 # The guard does the checking, before anything is parsed; the scheme is named here for the OpenAPI document.
 _bearer = HTTPBearer(auto_error=False, description="The token that 'cotenant up' writes.")
-_router = APIRouter(dependencies=[Security(_bearer)])
+_router = APIRouter(dependencies=[Security(_bearer), Depends(problems.known_parameters)])
 _open_router = APIRouter()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from difflib import get_close_matches
 from http import HTTPMethod, HTTPStatus
 from typing import Any
@@ -111,6 +110,20 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _bug)
 
 
+def known_parameters(request: Request) -> None:
+    """Refuse query parameters that the path does not take: one that is misspelt would count for nothing, unsaid.
+
+    Raises:
+        RequestValidationError: There are some.
+    """
+    known = _parameters(request)
+    unknown = [(name, value) for name, value in request.query_params.multi_items() if name not in known]
+    if unknown:
+        raise RequestValidationError(
+            [{"type": "extra_forbidden", "loc": ("query", name), "input": value} for name, value in unknown]
+        )
+
+
 def _cotenant_error(request: Request, error: Exception) -> JSONResponse:
     status, kind = next((status, kind) for cause, status, kind in _STATUS if isinstance(error, cause))
     more: dict[str, Any] = {}
@@ -127,7 +140,7 @@ def _wrong_shape(request: Request, error: Exception) -> JSONResponse:
         {
             "field": ".".join(map(str, found["loc"]))[:_MAX_SHOWN],
             "value": _shown(found.get("input")),
-            "accepted": _AS_JSON if _unread(found) else _accepted(found, _fields(request)),
+            "accepted": _AS_JSON if _unread(found) else _accepted(found, request),
         }
         for found in error.errors()
     ]
@@ -142,14 +155,21 @@ def _fields(request: Request) -> dict[str, FieldInfo]:
     return fields
 
 
-def _accepted(found: dict[str, Any], fields: Mapping[str, FieldInfo]) -> str:
+def _parameters(request: Request) -> dict[str, FieldInfo]:
+    """Return what the path asked for takes in its query."""
+    return {each.alias: each.field_info for each in request.scope["route"].dependant.query_params}
+
+
+def _accepted(found: dict[str, Any], request: Request) -> str:
     """Say what is accepted: pydantic says only that a field is one too many, or is missing."""
     place, name = found["loc"][:-1], str(found["loc"][-1])
+    fields = {("body",): _fields, ("query",): _parameters}.get(place, lambda _: {})(request)
     if found["type"] == "extra_forbidden":
-        close = get_close_matches(name, fields, n=1) if place == ("body",) else []
-        return f"no field of that name; did you mean {close[0]}?" if close else "no field of that name"
+        what = "parameter" if place == ("query",) else "field"
+        close = get_close_matches(name, fields, n=1)
+        return f"no {what} of that name; did you mean {close[0]}?" if close else f"no {what} of that name"
     if found["type"] == "missing":
-        field = fields.get(name) if place == ("body",) else None
+        field = fields.get(name)
         return (
             f"a value, which is missing: {field.description}"
             if field and field.description

@@ -442,3 +442,19 @@ def test_fields_too_many_or_missing(http: Http, path: str, body: dict[str, objec
     found = problem(http.post(f"/api/v1/{path}", json=body), 422, "not-accepted")
     said = {error["field"]: error["accepted"] for error in found["errors"]}
     assert said | told == said
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "told"),
+    [
+        ("GET", "jobs?limt=1", {"query.limt": "no parameter of that name; did you mean limit?"}),
+        ("GET", "jobs/job-1/logs?epcoh=2&x=1", {"query.x": "no parameter of that name"}),
+        ("GET", "jobs/job-1?epoch=1", {"query.epoch": "no parameter of that name"}),
+        ("POST", "jobs/job-1/suspend?grace=1", {"query.grace": "no parameter of that name"}),
+    ],
+)
+def test_parameters_too_many(http: Http, method: str, path: str, told: dict[str, str]) -> None:
+    """One that is misspelt would count for nothing."""
+    found = problem(http.request(method, f"/api/v1/{path}"), 422, "not-accepted")
+    said = {error["field"]: error["accepted"] for error in found["errors"]}
+    assert said | told == said
