@@ -1,9 +1,9 @@
 """What profiling costs: a job's step time with and without the 10 Hz device loop, and the loop's own CPU time.
 
 One job (fixed arithmetic per step, nothing to wait for) runs alone on one core under the shim. The device loop of the
-host agent is switched on and off in alternating windows (A B A B …); compared are the medians of the step times in
-both kinds of windows, as a ratio inside one run. The job's CPU time per step is compared too: it does not depend on
-what else the machine does. The loop's own cost is its thread's CPU time over wall time.
+host agent is switched on and off in windows, off, on, on, off, and so on. Compared are the mean step times of both
+kinds within each four, which are over before the core has become faster or slower. The job's CPU time per step is
+compared too: it does not depend on who else has the core. The loop's own cost is its thread's CPU time over wall time.
 
 Operator mix (off by default): small programs run with it switched on and take the time of each of their steps. The cost
 of a profile is what the steps from its beginning to its end took beyond the median of the others. What it leaves behind
@@ -20,7 +20,9 @@ import time
 from pathlib import Path
 from statistics import median, pstdev
 
+import numpy as np
 from common import Row, options, write_report
+from scipy.stats import bootstrap
 from shares import Bench
 from workloads import cpu_time_s
 
@@ -38,12 +40,12 @@ weights = torch.nn.Parameter(torch.zeros(320, 320))
 optimizer = torch.optim.SGD([weights], lr=1e-9)
 data = torch.ones(320, 320)
 while True:
-    for _ in range(10):
-        (weights @ data).sum().backward()
+    (weights @ data).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
-WINDOW_S = 2.0
+WINDOW_S = 1.0  # some 200 steps, so that one more or less is half a per cent
+ORDER = (False, True, True, False)  # what changes steadily within the four is in both kinds alike
 PROGRAMS = {
     "convolutions": """net = torch.nn.Sequential(
     torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
@@ -79,17 +81,17 @@ ONE_A_MINUTE_S = 60.0
 def main() -> None:
     """Run it."""
     arguments = options(__doc__.partition("\n")[0]).parse_args()
-    pairs = 6 if arguments.quick else 25
+    fours = 6 if arguments.quick else 60
     with tempfile.TemporaryDirectory() as folder:
         core = sorted(os.sched_getaffinity(0))[0]
         bench = Bench(Path(folder) / "run", core)
-        rows = measure(bench, pairs)
+        rows = measure(bench, fours)
         for name in list(PROGRAMS)[: 1 if arguments.quick else None]:
             rows += measure_mix(bench, name, MIX_S if arguments.quick else 3 * MIX_S)
     write_report("overhead", rows, arguments.json)
 
 
-def measure(bench: Bench, pairs: int) -> list[Row]:
+def measure(bench: Bench, fours: int) -> list[Row]:
     """Alternate windows with and without the device loop."""
     settings = ProfilerSettings()
     backend = CpuBackend(DeviceSettings(count=1, memory_bytes=8 << 30), "bench")
@@ -98,10 +100,9 @@ def measure(bench: Bench, pairs: int) -> list[Row]:
         pid = bench.training_pid(job_dir)
         profiler = Profiler(backend, settings)
         backend.watch("bench", [backend.discover()[0].gpu_id], pid)
-        windows: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        windows: list[tuple[float, float]] = []
         loop_cpu_s = loop_wall_s = 0.0
-        for i in range(2 * pairs):
-            profiled = bool(i % 2)
+        for profiled in ORDER * fours:
             before = (time.monotonic(), steps(job_dir, pid), cpu_time_s(pid))
             began_cpu = time.thread_time()
             watch(profiler if profiled else None, 1.0 / settings.sample_hz)
@@ -110,7 +111,7 @@ def measure(bench: Bench, pairs: int) -> list[Row]:
                 loop_wall_s += time.monotonic() - before[0]
             after = (time.monotonic(), steps(job_dir, pid), cpu_time_s(pid))
             done = after[1] - before[1]
-            windows[profiled].append(((after[0] - before[0]) / done, (after[2] - before[2]) / done))
+            windows.append(((after[0] - before[0]) / done, (after[2] - before[2]) / done))
     finally:
         bench.stop()
         backend.close()
@@ -172,18 +173,14 @@ def steps(job_dir: Path, pid: int) -> int:
     return report.steps
 
 
-def ratio(metric: str, windows: dict[bool, list[tuple[float, float]]], column: int, goal: str | None) -> Row:
-    """The relative difference of the medians; its spread is that of the windows without profiling."""
-    off, on = ([window[column] for window in windows[kind]] for kind in (False, True))
-    return Row(
-        f"{len(off)} windows of {WINDOW_S:g} s each",
-        "cotenant",
-        f"{metric}, minus 1",
-        median(on) / median(off) - 1.0,
-        "1",
-        pstdev(off) / median(off),
-        goal,
-    )
+def ratio(metric: str, windows: list[tuple[float, float]], column: int, goal: str | None) -> Row:
+    """The relative difference, the median over the fours; its spread is the standard error of that, bootstrapped."""
+    took = np.array([window[column] for window in windows]).reshape(-1, len(ORDER))
+    on = np.array(ORDER)
+    found = took[:, on].mean(axis=1) / took[:, ~on].mean(axis=1) - 1.0
+    spread = bootstrap((found,), np.median, rng=np.random.default_rng(0), method="percentile").standard_error
+    case = f"{len(found)} times four windows of {WINDOW_S:g} s"
+    return Row(case, "cotenant", f"{metric}, minus 1", float(np.median(found)), "1", float(spread), goal)
 
 
 if __name__ == "__main__":
