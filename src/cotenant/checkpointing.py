@@ -176,11 +176,17 @@ class Checkpointer:
     ) -> bool:
         if self._leased:
             return self._asked and isinstance(error, SystemExit) and error.code == INTERRUPTED
-        signal.signal(signal.SIGTERM, self._before)
+        try:
+            return self._leave(error)
+        finally:  # not before all is saved: a second SIGTERM would end it half way
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _leave(self, error: BaseException | None) -> bool:
+        """Save what the way out of the block has left unsaved."""
         if error is None or isinstance(error, SystemExit) or not self._asked or _ranks() > 1:
             return False
         # SIGTERM has ended a helper process, of a data loader perhaps: what was done until the last step is whole.
-        _say(f"asked to end, and met {kind.__name__ if kind else error!r} on the way: saving step {self.step}")
+        _say(f"asked to end, and met {type(error).__name__} on the way: saving step {self.step}")
         self.save()
         raise SystemExit(INTERRUPTED) from error
 

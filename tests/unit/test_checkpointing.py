@@ -255,6 +255,35 @@ def test_an_error_on_the_way_out_saves_what_was_done(tmp_path: Path) -> None:
     assert Checkpointer(tmp_path, model=model).restore() == 4
 
 
+class Hurried:
+    """A part during whose saving SIGTERM comes once more, as from a shell's end or an impatient user."""
+
+    def state_dict(self) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """It has no state."""
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("DataLoader worker (pid 1) exited unexpectedly")])
+def test_a_second_sigterm_cuts_no_saving_short(tmp_path: Path, error: Exception | None) -> None:
+    cut_short: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: cut_short.append(number))
+    try:
+        with pytest.raises(SystemExit), Checkpointer(tmp_path, hurried=Hurried()) as saved:
+            if error is not None:
+                saved.step_done(4)
+            os.kill(os.getpid(), signal.SIGTERM)
+            if error is not None:
+                raise error
+            saved.step_done(4)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert cut_short == []
+    assert Checkpointer(tmp_path, hurried=Hurried()).restore() == 4
+
+
 def test_an_error_that_has_another_cause_saves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), Checkpointer(tmp_path) as saved:
         saved.step_done(4)
