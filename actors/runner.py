@@ -9,7 +9,8 @@ Files in the job directory:
     runner.json   pid and start time of the supervisor
     stop.json     grace and reason of a stop request; SIGTERM to the supervisor says that it is there
     exit.json.N   room on the disk for exit.json; N is the pid of the supervisor
-    exit.json     exit code and reason, written when no process of the job is left; "lost": the host let the job down
+    exit.json     exit code and reason, written when no process of the job is left but what is another user's; "lost":
+                  the host let the job down
 
 It ends the job when the command ends, when it gets SIGTERM, and when the host agent has not renewed the leases of the
 host in time (the file ``renewal`` beside the job directory).
@@ -99,7 +100,7 @@ def descendants(root: int) -> list[Process]:
 
 
 def send(target: Process, number: int) -> bool:
-    """Send a signal to exactly this process; False when it is gone (a reused pid is never hit)."""
+    """Send a signal to exactly this process; False when it is gone (a reused pid is never hit), or another user's."""
     try:
         descriptor = os.pidfd_open(target.pid)
     except ProcessLookupError:
@@ -109,7 +110,7 @@ def send(target: Process, number: int) -> bool:
         if now is None or now.start_ticks != target.start_ticks:
             return False
         signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return False
     finally:
         os.close(descriptor)
@@ -156,6 +157,7 @@ class Supervisor:
         self._stopping = False
         self._stopped = False  # asked to end before the command had ended by itself
         self._lost = False  # the host let the job down
+        self._out_of_reach = False  # the command has ended, and all that is left is another user's
         self._asked_leftovers = False
         self._mps_folder = ""
         self._detached: set[int] = set()  # processes whose GPU work has been ended
@@ -172,7 +174,7 @@ class Supervisor:
             return
         self._grace_s = float(launch["grace_s"])
         self._mps_folder = _mps_folder(launch["env"])
-        while self._reap():
+        while self._reap() and not self._out_of_reach:
             self._advance()
             self._await_news()
         exit_code = -signal.SIGKILL if self._exit_code is None else self._exit_code
@@ -269,7 +271,8 @@ class Supervisor:
         elif not os.path.exists(f"{self._dir}/{LAUNCH}"):
             self._give_up(now, "its directory on the host was removed")
         if self._deadline is not None and now >= self._deadline:
-            self._signal_all(signal.SIGKILL)
+            left = self._signal_all(signal.SIGKILL)
+            self._out_of_reach = self._exit_code is not None and bool(left) and all(map(_is_anothers, left))
 
     def _give_up(self, now: float, reason: str) -> None:
         """Kill the job, which has done nothing wrong."""
@@ -310,6 +313,8 @@ class Supervisor:
             os.killpg(self._command_pid, number)
         except ProcessLookupError:
             os.kill(self._command_pid, number)  # it has made itself a process group of its own
+        except PermissionError:
+            return  # it has made itself another user's: it is waited for
 
     def _valid_until(self) -> float:
         return float(RENEWAL_LAYOUT.unpack_from(self._renewal, 0)[0])
@@ -342,18 +347,20 @@ class Supervisor:
             mpscontrol.terminate_clients(self._mps_folder, dying, _TERMINATE_S)
         except Exception as error:  # noqa: BLE001 - it ends all the same
             self._mps_folder = ""  # it is not asked again: what is due does not wait twice
-            os.write(2, f"cotenant: its GPU work was not ended in good order: {error}\n".encode())
+            _say(f"its GPU work was not ended in good order: {error}")
 
-    def _signal_all(self, number: int) -> None:
+    def _signal_all(self, number: int) -> list[Process]:
         self._detach(number)
-        for entry in descendants(os.getpid()):
+        found = descendants(os.getpid())
+        for entry in found:
             send(entry, number)
             if number == signal.SIGTERM:
                 send(entry, signal.SIGCONT)
+        return found
 
     def _finish(self, exit_code: int, reason: str) -> None:
         if exit_code in (EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE) and self._command_pid == 0:
-            os.write(2, f"cotenant: {reason}\n".encode())
+            _say(reason)
         content = {
             "exit_code": int(exit_code),
             "reason": reason,
@@ -365,6 +372,25 @@ class Supervisor:
         os.pwrite(self._result, text, 0)
         os.ftruncate(self._result, len(text))
         os.replace(f"{self._dir}/{EXIT}.{os.getpid()}", f"{self._dir}/{EXIT}")
+
+
+def _is_anothers(entry: Process) -> bool:
+    """Whether the process lives and takes no signal of ours, as what ``sudo`` has started."""
+    try:
+        os.kill(entry.pid, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        return False
+    return False
+
+
+def _say(text: str) -> None:
+    """Add a line to the job's output, if there is room for it on the disk: what is due does not depend on it."""
+    try:
+        os.write(2, f"cotenant: {text}\n".encode())
+    except OSError:
+        return
 
 
 def _reserve(path: str) -> int:

@@ -8,13 +8,15 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from launching import GPU, IGNORE_TERM, OTHER, SHARE, Host
 from support import wait_until
 
-from cotenant.actors import jobfiles, jobrecords, runner
+from cotenant.actors import jobfiles, jobrecords, launcher, runner
 from cotenant.actors.launcher import Launcher, LaunchError, StaleCommand
+from cotenant.actors.starts import start_supervisor
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 
@@ -190,6 +192,79 @@ def test_a_job_that_fills_the_disk_ends_as_it_ends(tmp_path, code):
         assert small.launcher.inventory() == []
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_the_last_words_of_a_supervisor_need_no_room_on_the_disk(host, monkeypatch):
+    def on_a_full_disk(job_dir):
+        (job_dir / runner.OUTPUT).symlink_to("/dev/full")
+        start_supervisor(job_dir)
+
+    monkeypatch.setattr(launcher, "start_supervisor", on_a_full_disk)
+    host.launch("no-such-program")
+    ended = host.exited()
+    assert (ended.exit_code, ended.lost) == (127, False)
+    assert "no-such-program" in ended.reason
+
+
+# A supervisor that may not signal processes called "anothers", as a user may not signal what sudo has started.
+UNPRIVILEGED = """
+import os, re, signal, sys
+sys.path.insert(0, {folder!r})
+import runner
+
+def check(pid):
+    with open("/proc/%d/cmdline" % pid, "rb") as file:
+        if file.read().startswith(b"anothers"):
+            raise PermissionError(1, "Operation not permitted")
+
+def kill(pid, number, kill=os.kill):
+    check(pid)
+    kill(pid, number)
+
+def killpg(pid, number, killpg=os.killpg):
+    check(pid)
+    killpg(pid, number)
+
+def pidfd_send_signal(descriptor, number, send=signal.pidfd_send_signal):
+    with open("/proc/self/fdinfo/%d" % descriptor) as file:
+        check(int(re.search("Pid:\\s*([0-9]+)", file.read())[1]))
+    send(descriptor, number)
+
+os.kill, os.killpg, signal.pidfd_send_signal = kill, killpg, pidfd_send_signal
+sys.exit(runner.main(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def unprivileged(tmp_path, monkeypatch):
+    supervisor = tmp_path / "unprivileged.py"
+    supervisor.write_text(UNPRIVILEGED.format(folder=str(Path(runner.__file__).parent)))
+    monkeypatch.setattr(runner, "__file__", str(supervisor))
+
+
+@pytest.mark.usefixtures("unprivileged")
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_job_ends_as_it_ends_whoever_owns_what_it_leaves_behind(host, code):
+    leave = "print(subprocess.Popen(['anothers', '30'], executable='/bin/sleep').pid, flush=True)"
+    host.python(f"import os, subprocess; {leave}; os._exit({code})")
+    ended = host.exited()
+    left = int(host.output())
+    assert runner.process(left) is not None
+    os.kill(left, signal.SIGKILL)
+    assert (ended.exit_code, ended.lost, ended.stopped) == (code, False, False)
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_a_command_that_is_another_users_is_waited_for(host):
+    host.launch("bash", "-c", "exec -a anothers sleep 2")
+
+    def is_anothers() -> bool:
+        return any(Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"anothers") for pid in host.processes())
+
+    wait_until(is_anothers, 10, "it is another user's")
+    host.launcher.stop("job", 1, 60.0, "enough")
+    ended = host.exited()
+    assert (ended.exit_code, ended.stopped) == (0, True)
 
 
 def test_an_expired_lease_is_a_loss_and_a_stop_is_not(host):
