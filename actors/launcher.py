@@ -74,6 +74,7 @@ class Launcher:
         self._dir = run_dir.absolute()
         (self._dir / jobfiles.OUTPUTS).mkdir(parents=True, exist_ok=True)
         self._dir.chmod(0o700)
+        jobfiles.keep_cleaners_off(self._dir)
         self._gpus = {gpu.gpu_id: gpu for gpu in gpus}
         self._backend = backend or HostEnforcement(self._dir, gpus, EnforcementSettings())
         self._keep_output_s = keep_output_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import time
@@ -117,3 +118,15 @@ def test_a_directory_that_cannot_be_made_fails_the_start(host, tmp_path):
             grace_s=1.0, saves=True,
         )  # fmt: skip
     assert caught.value.retry
+
+
+def test_cleaners_of_temporary_files_pass_the_run_directory_over(host):
+    """What systemd-tmpfiles does before it looks at what is old in a directory of /tmp."""
+    for _ in range(2):
+        descriptor = os.open(host.path, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
+        host.restart()
