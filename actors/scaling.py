@@ -24,11 +24,11 @@ class Scaler:
     def __init__(self, resize: Callable[[Size], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._resize, self._clock = resize, clock
         self._memory = ScalingMemory()
-        self._told: Size | None = None
         self._looked_at: float | None = None
 
     def look(self, lock: AbstractContextManager[Any], core: Core, now: float) -> None:
-        """Tell Ray the size the cluster should have, if that is news; it is told again when that fails.
+        """Tell Ray the size the cluster should have, news or not: nobody answers, and a host agent that is started anew
+        holds its GPUs again.
 
         Args:
             lock: Guards the core.
@@ -42,6 +42,4 @@ class Scaler:
         with lock:
             asks, loads = asks_of(core.state, settings, now), loads_of(core.state)
         size, self._memory = decide(asks, loads, self._memory, settings, now)
-        if size != self._told:
-            self._resize(size)
-            self._told = size
+        self._resize(size)
