@@ -112,6 +112,7 @@ class HostAgent:
         self._preparing: dict[tuple[str, int], tuple[int, float]] = {}
         # job id -> (epoch, GPUs, root pids), device loop only
         self._watched: dict[str, tuple[int, tuple[str, ...], set[int]]] = {}
+        self._starting = False  # a command is just being started that the launcher does not have yet
         self._exits_told: set[tuple[str, int]] = set()
         self._controls: dict[str, str] = {}
         self._uplink = Uplink(self, self.settings.lease.ttl_s, self.settings.profiler.window_s)
@@ -196,7 +197,7 @@ class HostAgent:
             case StartJob() if self._may_take_long(command):
                 self._prepare(command)
             case StartJob():
-                self._start(command)
+                self._start_now(command)
             case ResizeShares():
                 self._launcher.resize(command.job_id, command.epoch, command.revision, command.shares)
             case StopJob():
@@ -221,7 +222,7 @@ class HostAgent:
         with self._lock:
             if key in self._preparing:
                 return  # the command was repeated
-            self._preparing[key] = command.revision, time.monotonic()
+            self._claims, self._preparing[key] = True, (command.revision, time.monotonic())
 
         def prepare() -> None:
             try:
@@ -234,6 +235,15 @@ class HostAgent:
                     self._preparing.pop(key, None)
 
         threading.Thread(target=prepare, name=f"prepare-{command.spec.job_id}", daemon=True).start()
+
+    def _start_now(self, command: StartJob) -> None:
+        with self._lock:
+            self._claims = self._starting = True
+        try:
+            self._start(command)
+        finally:
+            with self._lock:
+                self._starting = False
 
     def _start(self, command: StartJob) -> None:
         spec = command.spec
@@ -275,7 +285,8 @@ class HostAgent:
 
         Those of a node on which jobs run are kept. While they are given back they are announced as unusable.
         """
-        self._claims = wanted or bool(self._inventory())
+        with self._lock:
+            self._claims = wanted or self._starting or bool(self._inventory())
         if self._claimed and not self._claims:
             release_claim(self._host_id)
             self._claimed, self._claim = False, "given back: nothing has run here for a while"

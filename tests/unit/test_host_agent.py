@@ -18,6 +18,7 @@ from support import wait_until
 from cotenant.actors import host_agent
 from cotenant.actors.devices.base import DeviceSample
 from cotenant.actors.host_agent import HostAgent
+from cotenant.actors.launcher import Launched, StaleCommand
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.processors import processors
 from cotenant.actors.shim.reportfile import ReportWriter
@@ -79,6 +80,24 @@ def test_gpus_are_given_back_only_when_nothing_runs_and_claimed_again_when_wante
     assert agent.report(2, (), "").claim.startswith("given back")
     agent.hold_gpus(True)
     assert all(usable())
+
+
+def test_gpus_on_which_a_job_is_just_starting_are_not_given_back(agent, monkeypatch):
+    released: list[str] = []
+
+    def launch(**_: object) -> Launched:
+        agent.hold_gpus(False)  # from another thread, while the supervisor comes up
+        raise StaleCommand("the test is over")
+
+    monkeypatch.setattr(host_agent, "release_claim", released.append)
+    monkeypatch.setattr(agent._launcher, "inventory", list)  # nothing else runs
+    monkeypatch.setattr(agent._launcher, "launch", launch)
+    agent._launcher.tend()
+    agent.hold_gpus(True)
+    assert agent.report(1, (), "").host.gpus[0].healthy
+    command = StartJob("h1", job_spec("new", *SLEEP), 1, 0, (Share(agent._gpus[0].gpu_id, GIB, 0.5),), "")
+    assert agent.apply([command]) == ["the test is over"]
+    assert (released, agent.report(2, (), "").inventory) == ([], ())
 
 
 def test_what_a_job_was_placed_with_goes_along_with_its_windows(agent):
