@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cotenant.placement.explain import memory_text
-from cotenant.placement.resize import MEMORY_STEP
+from cotenant.placement.resize import memory_target
 from cotenant.placement.shares import demand_of, floor_of, free_memory, round_down
 from cotenant.placement.types import GpuView, Resident, Share
 from cotenant.scheduler.core.accounts import KINDS, held_of, name_of, terms_of
@@ -37,6 +37,7 @@ class Room:
         why: What stands in the way of more.
         guaranteed: What stays even when others want it.
         used: What it was last seen to use, the most of its GPUs; None = not measured.
+        needed: The memory that it would be given again if it gave back more, the most of its GPUs; 0 = none.
         limit: What it has limited itself to; None = it has not.
     """
 
@@ -46,6 +47,7 @@ class Room:
     guaranteed: float
     used: float | None
     limit: float | None
+    needed: int = 0
 
 
 def room(state: State, job: Job, resource: Resource) -> Room | None:
@@ -58,7 +60,13 @@ def room(state: State, job: Job, resource: Resource) -> Room | None:
     tightest = min(rooms, key=lambda found: found.most - found.share)
     least = min(found.share for found in rooms)
     used = [found.used for found in rooms if found.used is not None]
-    return replace(tightest, share=least, most=least + tightest.most - tightest.share, used=max(used) if used else None)
+    return replace(
+        tightest,
+        share=least,
+        most=least + tightest.most - tightest.share,
+        used=max(used) if used else None,
+        needed=max(found.needed for found in rooms),
+    )
 
 
 def resources_asked(turn: Turn, event: ResourcesAsked) -> None:
@@ -81,6 +89,8 @@ def resources_asked(turn: Turn, event: ResourcesAsked) -> None:
     state.put(changed)
     if answer.status == "refused" or changed.lease is None:
         return
+    if event.action == "release" and event.resource == "memory":
+        _forget_peak(state, changed)
     turn.resize(changed, shares, f"the job's own {event.action}: {answer.reason}")
     turn.members_changed.update((share.gpu_id, None) for share in changed.lease.shares)
 
@@ -93,10 +103,7 @@ def _decide(state: State, job: Job, event: ResourcesAsked) -> tuple[ResourceAnsw
         return _answer(event, "refused", 0.0, refusal or NO_POWER), job
     if event.action == "limit":
         return _limit(job, event, found)
-    assert event.amount is not None
-    if event.action == "request":
-        return _request(job, event, found)
-    return _release(job, event, found, state.settings.placement.memory_margin)
+    return _request(job, event, found) if event.action == "request" else _release(job, event, found)
 
 
 def _refusal(state: State, job: Job, event: ResourcesAsked) -> str:
@@ -129,15 +136,15 @@ def _request(job: Job, event: ResourcesAsked, found: Room) -> tuple[ResourceAnsw
     return _answer(event, "granted" if whole else "partly", granted, reason), replace(job, wanted=wanted)
 
 
-def _release(job: Job, event: ResourcesAsked, found: Room, margin: float) -> tuple[ResourceAnswer, Job]:
+def _release(job: Job, event: ResourcesAsked, found: Room) -> tuple[ResourceAnswer, Job]:
     assert event.amount is not None
+    least: float
     if event.resource == "compute":
         least, held = 0.0, found.guaranteed
         why = "no compute is guaranteed to it: what it does not use goes to others by itself"
     else:
-        used = found.used or 0.0
-        least, held = math.ceil(used * (1.0 + margin) / MEMORY_STEP) * MEMORY_STEP, found.share
-        why = f"{memory_text(used)} are in use, {memory_text(least)} with what is kept spare"
+        least, held = found.needed, found.share
+        why = f"{memory_text(found.used or 0.0)} are in use, {memory_text(least)} with what is forecast and kept spare"
     kept = max(held - event.amount, least)
     released = min(event.amount, held - kept)
     if released <= 0.0:
@@ -162,7 +169,8 @@ def _limit(job: Job, event: ResourcesAsked, found: Room) -> tuple[ResourceAnswer
         return _answer(event, "refused", 0.0, why), job
     else:
         limits = replace(job.limits, memory_bytes=None if amount is None else int(amount))
-    return _answer(event, "granted", amount or 0.0, "the limit is set"), replace(job, limits=limits)
+    reason = "there is no limit of its own any more" if amount is None else "the limit is set"
+    return _answer(event, "granted", amount or 0.0, reason), replace(job, limits=limits)
 
 
 def _answer(event: ResourcesAsked, status: AnswerStatus, granted: float, reason: str) -> ResourceAnswer:
@@ -186,6 +194,15 @@ def _new_shares(job: Job, event: ResourcesAsked, answer: ResourceAnswer) -> dict
             size = min(size, int(event.amount))
         changed[share.gpu_id] = replace(share, memory_bytes=max(0, size))
     return changed
+
+
+def _forget_peak(state: State, job: Job) -> None:
+    """Have the memory it once used count for nothing, which would be reserved for it again."""
+    for share in job.lease.shares if job.lease else ():
+        memory = state.resize_memory.get(share.gpu_id)
+        if memory is not None:
+            peaks = {job_id: peak for job_id, peak in memory.memory_peak.items() if job_id != job.spec.job_id}
+            state.resize_memory[share.gpu_id] = replace(memory, memory_peak=peaks)
 
 
 def _over_quota(state: State, job: Job, changed: Job, shares: dict[str, Share]) -> str:
@@ -218,13 +235,26 @@ def room_on(state: State, job: Job, share: Share, resource: Resource) -> Room:
         most, why = min(bounds)
         used = usage.signature.memory_peak_bytes if usage else None
         guaranteed = float(min(share.memory_bytes, job.wanted.memory_bytes or 0))
-        return Room(share.memory_bytes, max(most, share.memory_bytes), why, guaranteed, used, job.limits.memory_bytes)
+        needed = _needed_memory(state, view, job) or 0
+        most = max(most, share.memory_bytes)
+        return Room(share.memory_bytes, most, why, guaranteed, used, job.limits.memory_bytes, needed)
     needed = math.fsum(_needed(state, view, other) for other in view.residents if other.job_id != job.spec.job_id)
     others = f"the other jobs on {share.gpu_id} need {needed:.2f} of it" if needed else f"{share.gpu_id} has no more"
     bounds.append((1.0 - needed, others))
     most, why = min(bounds)
     used = usage.signature.util_mean if usage else None
     return Room(share.compute, max(most, share.compute), why, job.guarantee or 0.0, used, job.limits.compute)
+
+
+def _needed_memory(state: State, view: GpuView, job: Job) -> int | None:
+    """Return what usage-based resizing would reserve for it, had it never used more than now: it knows best."""
+    usage = state.usage.get(job.spec.job_id, {}).get(view.gpu_id)
+    if usage is None:
+        return None
+    resident = next(resident for resident in view.residents if resident.job_id == job.spec.job_id)
+    alone = replace(resident, least_memory=0, most_memory=None)
+    margin = state.settings.placement.memory_margin
+    return memory_target(alone, usage.signal, usage.signature.memory_peak_bytes, margin)
 
 
 def _needed(state: State, view: GpuView, other: Resident) -> float:

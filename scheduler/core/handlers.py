@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
+from cotenant.placement.explain import memory_text
 from cotenant.placement.resize import UsageSignal
 from cotenant.placement.types import Share
 from cotenant.scheduler.core import outgrown
@@ -230,10 +231,13 @@ def _out_of_memory(turn: Turn, job: Job, reason: str, code: int) -> tuple[Job, E
     had = _memory_of(job)
     largest = max((gpu.memory_bytes for gpu in turn.state.gpus.values()), default=0)
     if job.was_held or job.overruns or had >= largest:
-        return job, Ending(JobState.FAILED, f"{reason}: out of memory", exit_code=code)
+        all_of_it = ", all that the largest GPU has" if had >= largest else "; give it more (hint gpu_memory)"
+        why = f"{reason}: out of memory with {memory_text(had)}{all_of_it}"
+        return job, Ending(JobState.FAILED, why, exit_code=code)
     wanted = with_margin(turn.state, job, had + 1, had * OUT_OF_MEMORY_GROWTH)
     outgrown.learn(turn.state, job, had, wanted)
-    ending = Ending(JobState.QUEUED, f"{reason}: out of memory with {had} bytes; once more with {wanted}")
+    why = f"{reason}: out of memory with {memory_text(had)}; once more with {memory_text(wanted)}"
+    ending = Ending(JobState.QUEUED, why)
     return replace(job, overruns=job.overruns + 1, memory_hint_corrected=wanted), ending
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Literal
 
 import numpy as np
@@ -79,7 +81,7 @@ def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | 
         # Over several GPUs: 1 - (GPU time together) / (GPU time alone), which is 1 - 1/sum(n) for one of them.
         mean = sum(sum(n.values()) for n in shared) / len(shared) if shared else None
         return PlanView(
-            jobs=[_planned(state, job, after, throughputs) for job in imagined],
+            jobs=_planned_together(state, imagined, after, throughputs),
             packing_saving_predicted=None if mean is None else packing_saving([mean]),
             affected=affected,
             reconsidered=len(running),
@@ -159,18 +161,56 @@ def _predict(view: placement.GpuView, predictor: InterferencePredictor) -> dict[
     return {member.job_id: n for member, n in zip(view.residents, mids_on(predictor, [view])[0], strict=True)}
 
 
+def _planned_together(
+    state: State, imagined: Sequence[Job], found: _Look, throughputs: Sequence[Mapping[str, float]]
+) -> list[PlannedJob]:
+    """Tell of each job what it has once all are placed, and call them as whoever asked has called them."""
+    used = Counter(job.spec.name for job in imagined)
+    names = {
+        job.spec.job_id: job.spec.name
+        for job in imagined
+        if used[job.spec.name] == 1 and job.spec.name not in state.jobs
+    }
+    planned = (_planned(state, job, found, throughputs) for job in imagined)
+    return [
+        each.model_copy(
+            update={
+                "neighbours": {names.get(other, other): slowdown for other, slowdown in each.neighbours.items()},
+                "explanation": reduce(lambda text, item: text.replace(*item), names.items(), each.explanation),
+            }
+        )
+        for each in planned
+    ]
+
+
 def _planned(state: State, job: Job, found: _Look, throughputs: Sequence[Mapping[str, float]]) -> PlannedJob:
     job_id = job.spec.job_id
     placed = found.places.get(job_id)
     outcome, why = found.outcome(job_id)
     if outcome == "never":
         why = hopeless(job, lasting(found.plan.refused[job_id]), len(state.gpus))
+    joined = _joined_by(found, placed) if placed else []
+    if joined:
+        why = f"{why}; then joined by {', '.join(joined)}"
     here = [n for n in throughputs if job_id in n]
     return PlannedJob(
         name=job.spec.name,
         placeable=outcome if state.hosts else "later",
-        shares=[share_view(state, share) for share in placed.shares] if placed else [],
+        shares=[share_view(state, _in_the_end(found, job_id, share)) for share in placed.shares] if placed else [],
         slowdown_predicted=max((1.0 / n[job_id] for n in here), default=None),
         neighbours={other: 1.0 / value for n in here for other, value in n.items() if other != job_id},
         explanation=why if state.hosts else NO_HOST,
     )
+
+
+def _in_the_end(found: _Look, job_id: str, share: placement.Share) -> placement.Share:
+    """Return the share when all are placed: those that come later squeeze it."""
+    residents = (resident for view in found.plan.gpus if view.gpu_id == share.gpu_id for resident in view.residents)
+    return next((resident.share for resident in residents if resident.job_id == job_id), share)
+
+
+def _joined_by(found: _Look, placed: placement.Placement) -> list[str]:
+    """Return the jobs that are placed on its GPUs after it."""
+    mine = {share.gpu_id for share in placed.shares}
+    later = found.plan.placed[found.plan.placed.index(placed) + 1 :]
+    return [each.job_id for each in later if not mine.isdisjoint(share.gpu_id for share in each.shares)]

@@ -234,13 +234,12 @@ def plan(
     described = bool(hints or command or name or count > 1)
     if file is not None and described:
         raise CotenantError("file: give either --file or hints, a command, --name and --count, not both")
-    wanted = (
-        _preflight.read_plan(file)
-        if file is not None
-        else [{"name": name, "command": command or [], "hints": hints, "count": count}]
-        if described or not settings
-        else []
-    )
+    if file is None and not described and not settings:
+        raise CotenantError("nothing to plan: describe a job (hints and command, as for submit), or give --file or --set")
+    if file is not None:
+        wanted = _preflight.read_plan(file)
+    else:
+        wanted = [{"name": name, "command": command or [], "hints": hints, "count": count}] if described else []
     jobs = [planned for job in wanted for planned in _preflight.planned_jobs(job)]
     changes = _accounts.read_changes(settings or [])
     with _client(address) as client:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduling import GIB, Driver, half, host, measurement, profile, report, settings, spec
 
 from cotenant.configs.settings import AccountSettings, SchedulingSettings
+from cotenant.forecasting.types import Forecast, Quantiles
 from cotenant.scheduler.core.allocations import KEPT_ANSWERS
 from cotenant.scheduler.core.commands import ResizeShares
 from cotenant.scheduler.core.events import HostJoined, JobExited, JobStarted, ResourcesAsked, StopRequested
@@ -77,12 +78,30 @@ def test_memory_that_was_asked_for_stays_however_idle(two):
 def test_memory_is_given_back_as_far_as_it_is_free(two):
     answer = two.ask("a", "release", "memory", 2 * GIB)  # 2 of 3 GiB are in use
     assert answer.status == "partly"
-    assert answer.reason == "2.0 GiB are in use, 2.2 GiB with what is kept spare"
+    assert answer.reason == "2.0 GiB are in use, 2.2 GiB with what is forecast and kept spare"
     assert two.share("a")[0] == 3 * GIB - answer.granted == 2256 * MIB
     two.do(report("h1", measurement("a", "h1-0", profile())))
     assert two.share("a")[0] == 2256 * MIB
     assert two.ask("a", "release", "memory", 1).status == "refused"
     assert two.ask("b", "request", "memory", 2.5 * GIB).status == "granted"
+
+
+@pytest.mark.parametrize("forecast", [None, GIB // 2, 2 * GIB, 5 * GIB])
+def test_what_is_told_to_be_given_back_is_what_the_share_falls_by(two, forecast):
+    """Also where it once used more, or is forecast to: what would be reserved for it again is not given back."""
+    two.do(report("h1", measurement("a", "h1-0", profile(memory=int(2.9 * GIB)))))
+    now = measurement("a", "h1-0", profile(memory=GIB))
+    if forecast is not None:
+        memory = Quantiles(*[float(forecast)] * 5)
+        now = replace(now, forecast=Forecast("a", now.forecast.util, {1: memory, 60: memory}, float(forecast), 60))
+    two.do(report("h1", now))
+    had = two.share("a")[0]
+    answer = two.ask("a", "release", "memory", 100 * GIB)
+    assert had - two.share("a")[0] == answer.granted
+    assert (answer.status == "refused") is (forecast == 5 * GIB), answer.reason
+    after = two.share("a")[0]
+    two.do(report("h1", now))
+    assert two.share("a")[0] == after, "and stays"
 
 
 def test_compute_is_guaranteed_from_what_the_others_do_not_need(two):

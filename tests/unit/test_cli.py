@@ -398,7 +398,7 @@ def test_top_as_json_is_one_frame(client: FakeClient) -> None:
     }
 
 
-@pytest.mark.parametrize("args", [["explain", "job-1"], ["plan"]])
+@pytest.mark.parametrize("args", [["explain", "job-1"], ["plan", "--gpus", "1"]])
 def test_answers_as_json(client: FakeClient, args: list[str]) -> None:
     assert isinstance(json.loads(invoke(*args, "--json")[1]), dict)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from command_line import invoke
+
+from cotenant.forecasting.training import demand_fit
 
 BASELINES = ("constant mean", "utilisation rule", "half of the excess")
 
@@ -55,7 +58,8 @@ def test_interference_by_job(tmp_path: Path) -> None:
     assert "all 13 groups" in out
 
 
-def test_demand_and_a_trained_version(tmp_path: Path, recordings: Path) -> None:
+def test_demand_and_a_trained_version(tmp_path: Path, recordings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand_fit, "TrainingOptions", partial(demand_fit.TrainingOptions, trees=5))
     where = ("--registry", str(tmp_path / "models"))
     few = ("--updates", "2", "--experts", "gru,trees")
     trained = invoke("train", "demand", str(recordings), "--licence", "ours", *few, *where, "--json")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -306,7 +307,10 @@ def demand(registry: Path, store: Path, *more: str) -> int:
     )
 
 
-def test_demand_is_learnt_from_the_store(registry: Registry, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demand_is_learnt_from_the_store(
+    registry: Registry, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrain, "TrainingOptions", partial(retrain.TrainingOptions, trees=20))
     assert demand(registry.root, store) == 0
     line = told(capsys)
     assert set(line["candidate"]) == set(line["active"]) == {"util: MAE / persistence", "memory: MAE / persistence"}

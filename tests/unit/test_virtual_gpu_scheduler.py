@@ -38,7 +38,8 @@ def test_a_request_is_answered_at_once_and_sent_to_the_host(local):
     assert local.hosts[0].held["a", 1].revision == revision + 1
     assert local.client.get_available_resources("a").memory.available == 5 * GIB
     assert local.client.release_resources("a", "memory", GIB).share == 2 * GIB
-    assert local.client.set_resource_limits("a", "memory", None).reason == "the limit is set"
+    assert local.client.set_resource_limits("a", "memory", GIB * 4).reason == "the limit is set"
+    assert local.client.set_resource_limits("a", "memory", None).reason == "there is no limit of its own any more"
 
 
 def test_the_same_key_twice_is_one_request(local):

@@ -34,6 +34,27 @@ class TestPlan:
         assert "gpu_memory: 9.0 GiB cannot be met; give at most" in told
         assert driver.job("d").reason.endswith(told), "told beforehand as it is told afterwards"
 
+    def test_jobs_planned_together_are_told_as_they_are_in_the_end(self) -> None:
+        """Shares of one GPU sum to at most the whole of it, and jobs are called by their names."""
+        driver = Driver(host())
+        wanted = [spec(name, gpu_memory=GIB, compute=0.3) for name in ("train-1", "train-2")]
+        first, second = whatif.plan(driver.core, wanted, now=driver.now).jobs
+        assert (first.placeable, second.placeable) == ("now", "now")
+        assert first.shares[0].gpu_id == second.shares[0].gpu_id
+        assert first.shares[0].compute + second.shares[0].compute <= 1.0
+        assert first.explanation.endswith("; then joined by train-2")
+        assert "beside train-1" in second.explanation
+        assert (list(first.neighbours), list(second.neighbours)) == (["train-2"], ["train-1"])
+        driver.submit(*wanted)
+        shares = [driver.job(name).lease.shares[0].compute for name in ("train-1", "train-2")]  # type: ignore[union-attr]
+        assert [first.shares[0].compute, second.shares[0].compute] == pytest.approx(shares)
+
+    def test_names_that_are_not_unique_are_told_apart(self) -> None:
+        driver = Driver(host())
+        wanted = [spec("same", gpu_memory=GIB, compute=0.3)] * 2
+        first, second = whatif.plan(driver.core, wanted, now=driver.now).jobs
+        assert list(first.neighbours) != list(second.neighbours)
+
     def test_it_predicts_slowdown_and_saving(self) -> None:
         driver = Driver(host())
         driver.run(half("n"))
