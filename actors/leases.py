@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 import threading
@@ -32,6 +33,7 @@ from cotenant.scheduler.views import JobView, ShareView
 
 RENEW_S = 1.0
 POLL_S = 0.05
+TELL_AFTER_S, TELL_AGAIN_S = 5.0, 10.0  # of waiting without a word
 _NODE_ID = "ray.io/node-id"  # the label Ray gives every node
 _DECIDED = ("num_gpus", "scheduling_strategy", "label_selector")
 _NOT_HERE = "a process cannot leave its GPU; take the lease and start others with lease.options() or train_options()"
@@ -395,6 +397,7 @@ def _granted(client: Client, view: JobView, timeout_s: float | None, had_epoch: 
     """Wait until the lease has GPUs: those of a later epoch than ``had_epoch``."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     returned, pause_s = had_epoch, POLL_S
+    told, tell_at = "", time.monotonic() + TELL_AFTER_S
     while view.state is not JobState.RUNNING or view.epoch == had_epoch:
         if view.not_placeable:
             raise NotPlaceable(view.reason)
@@ -403,6 +406,8 @@ def _granted(client: Client, view: JobView, timeout_s: float | None, had_epoch: 
             raise LeaseLost(f"lease {view.job_id}: {view.reason}")
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError(f"no share within {timeout_s:g} s: {client.explain(view.job_id).summary}")
+        if time.monotonic() > tell_at:
+            told, tell_at = _tell_waiting(client, view, told), time.monotonic() + TELL_AGAIN_S
         time.sleep(pause_s)
         pause_s = min(RENEW_S, pause_s * 1.1)  # it may be suspended for days
         if stopping and view.epoch != returned:  # it had GPUs, and was asked for them before anybody knew
@@ -411,6 +416,14 @@ def _granted(client: Client, view: JobView, timeout_s: float | None, had_epoch: 
         else:
             view = client.renew(view.job_id)
     return view
+
+
+def _tell_waiting(client: Client, view: JobView, told: str) -> str:
+    """Warn what a lease waits for, unless that was told; the program may be silent until it has its share."""
+    line = f"lease {view.job_id} has no share yet: {client.explain(view.job_id).summary}"
+    if line != told:
+        logging.getLogger("cotenant").warning(line)
+    return line
 
 
 def _give_up(client: Client, job_id: str, reason: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from difflib import get_close_matches
 from http import HTTPMethod, HTTPStatus
 from typing import Any
@@ -36,6 +37,36 @@ from cotenant.scheduler.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_SHOWN = 200
+# What is accepted, in place of what pydantic says, which is what was wrong; with what it knows of the limit.
+_WORDS = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+    "string_too_short": "at least {min_length} characters",
+    "string_too_long": "at most {max_length} characters",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "json_invalid": "JSON; this cannot be read: {error}",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number that is not so large",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a number that is not infinite",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "given_once": "one value",
+}
+_OPENAPI = "/api/v1/openapi.json"
 _AS_JSON = "JSON, with the header Content-Type: application/json"
 
 _STATUS: tuple[tuple[type[CotenantError], int, str], ...] = (
@@ -111,16 +142,19 @@ def install(app: FastAPI) -> None:
 
 
 def known_parameters(request: Request) -> None:
-    """Refuse query parameters that the path does not take: one that is misspelt would count for nothing, unsaid.
+    """Refuse query parameters that the path does not take, or once only: what is left out would be left out unsaid.
 
     Raises:
         RequestValidationError: There are some.
     """
     known = _parameters(request)
-    unknown = [(name, value) for name, value in request.query_params.multi_items() if name not in known]
-    if unknown:
+    given = request.query_params.multi_items()
+    unknown = [("extra_forbidden", name, value) for name, value in given if name not in known]
+    often = Counter(name for name, _ in given)
+    again = [("given_once", name, request.query_params.getlist(name)) for name in known if often[name] > 1]
+    if unknown or again:
         raise RequestValidationError(
-            [{"type": "extra_forbidden", "loc": ("query", name), "input": value} for name, value in unknown]
+            [{"type": kind, "loc": ("query", name), "input": value} for kind, name, value in (*unknown, *again)]
         )
 
 
@@ -138,14 +172,19 @@ def _wrong_shape(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     errors = [
         {
-            "field": ".".join(map(str, found["loc"]))[:_MAX_SHOWN],
-            "value": _shown(found.get("input")),
+            "field": ".".join(map(str, _place(found)))[:_MAX_SHOWN],
+            "value": _shown(error.body if found["type"] == "json_invalid" else found.get("input")),
             "accepted": _AS_JSON if _unread(found) else _accepted(found, request),
         }
         for found in error.errors()
     ]
     detail = "; ".join(f"{found['field']}: {found['accepted']}" for found in errors[:5])
     return reply(422, "not-accepted", detail, request.scope["path"], errors=errors[:50])
+
+
+def _place(found: dict[str, Any]) -> tuple[str | int, ...]:
+    """Return where it is; of a body that cannot be read pydantic names a position in it."""
+    return tuple(found["loc"][:1] if found["type"] == "json_invalid" else found["loc"])
 
 
 def _fields(request: Request) -> dict[str, FieldInfo]:
@@ -175,6 +214,8 @@ def _accepted(found: dict[str, Any], request: Request) -> str:
             if field and field.description
             else "a value, which is missing"
         )
+    if found["type"] in _WORDS:
+        return _WORDS[found["type"]].format(**found.get("ctx", {}))
     return str(found["msg"])
 
 
@@ -186,10 +227,15 @@ def _unread(found: dict[str, Any]) -> bool:
 def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     headers = {"Allow": _methods(request)} if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else error.headers
+    method, path = request.method, request.scope["path"]
+    details = {
+        HTTPStatus.NOT_FOUND: f"there is no {path}; GET {_OPENAPI} lists what there is",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not take {method}; it takes {_methods(request)}",
+    }
     return reply(
         error.status_code,
         _HTTP_KINDS.get(error.status_code, "http"),
-        str(error.detail),
+        details.get(HTTPStatus(error.status_code), str(error.detail)),
         request.scope["path"],
         headers=headers,
     )

@@ -215,8 +215,8 @@ _GPU: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "instance_wanted": _says("a MIG instance in use, and the job does not share one"),
     "unprofiled_resident": _says("a neighbour is still being measured"),
     "unprofiled_self": _says(
-        "in use, and the job wants GPUs of its own: one that was never measured shares only with both hints, gpu_memory "
-        "and compute"
+        "in use, and the job wants GPUs of its own: one that was never measured shares only with both hints, "
+        "gpu_memory and compute"
     ),
     "share_limit": _share_limit,
     "not_schedulable": _says("not available"),

@@ -47,4 +47,5 @@ def problem(response: Any, status: int, kind: str) -> dict[str, Any]:
     assert body["title"]
     assert body["detail"]
     assert body["instance"].startswith("/")
+    assert "Input should" not in response.text, "what a library says, not what would be accepted"
     return body

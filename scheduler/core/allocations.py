@@ -235,9 +235,9 @@ def room_on(state: State, job: Job, share: Share, resource: Resource) -> Room:
         most, why = min(bounds)
         used = usage.signature.memory_peak_bytes if usage else None
         guaranteed = float(min(share.memory_bytes, job.wanted.memory_bytes or 0))
-        needed = _needed_memory(state, view, job) or 0
-        most = max(most, share.memory_bytes)
-        return Room(share.memory_bytes, most, why, guaranteed, used, job.limits.memory_bytes, needed)
+        again = _needed_memory(state, view, job) or 0
+        best, limit = max(most, share.memory_bytes), job.limits.memory_bytes
+        return Room(share.memory_bytes, best, why, guaranteed, used, limit, again)
     needed = math.fsum(_needed(state, view, other) for other in view.residents if other.job_id != job.spec.job_id)
     others = f"the other jobs on {share.gpu_id} need {needed:.2f} of it" if needed else f"{share.gpu_id} has no more"
     bounds.append((1.0 - needed, others))

@@ -235,7 +235,7 @@ def plan(
     if file is not None and described:
         raise CotenantError("file: give either --file or hints, a command, --name and --count, not both")
     if file is None and not described and not settings:
-        raise CotenantError("nothing to plan: describe a job (hints and command, as for submit), or give --file or --set")
+        raise CotenantError("nothing to plan: describe a job as for submit (hints, command), or give --file or --set")
     if file is not None:
         wanted = _preflight.read_plan(file)
     else:

@@ -433,12 +433,16 @@ def test_a_body_that_does_not_say_it_is_json_is_told_how_to(http: Http, method: 
     [
         ("jobs", {"command": ["a"], "comand": ["a"]}, {"body.comand": "no field of that name; did you mean command?"}),
         ("jobs", {"command": ["a"], "zzz": 1}, {"body.zzz": "no field of that name"}),
+        ("jobs", {"command": []}, {"body.command": "at least 1 of them"}),
+        ("jobs", {"command": "a"}, {"body.command": "a list"}),
+        ("jobs", {"command": [1]}, {"body.command.0": "text"}),
+        ("jobs", [], {"body": "an object"}),
         ("jobs", {}, {"body.command": "a value, which is missing: Program and arguments."}),
         ("plan", {"jobs": [{"zzz": 1}]}, {"body.jobs.0.zzz": "no field of that name"}),
         ("jobs/job-1/move", {"tu": "gpu-1"}, {"body.tu": "no field of that name"}),
     ],
 )
-def test_fields_too_many_or_missing(http: Http, path: str, body: dict[str, object], told: dict[str, str]) -> None:
+def test_fields_that_are_not_accepted(http: Http, path: str, body: object, told: dict[str, str]) -> None:
     found = problem(http.post(f"/api/v1/{path}", json=body), 422, "not-accepted")
     said = {error["field"]: error["accepted"] for error in found["errors"]}
     assert said | told == said
@@ -451,10 +455,28 @@ def test_fields_too_many_or_missing(http: Http, path: str, body: dict[str, objec
         ("GET", "jobs/job-1/logs?epcoh=2&x=1", {"query.x": "no parameter of that name"}),
         ("GET", "jobs/job-1?epoch=1", {"query.epoch": "no parameter of that name"}),
         ("POST", "jobs/job-1/suspend?grace=1", {"query.grace": "no parameter of that name"}),
+        ("GET", "jobs?limit=1&limit=2", {"query.limit": "one value"}),
+        ("GET", "jobs?limit=501", {"query.limit": "at most 500"}),
+        ("GET", "jobs?limit=0", {"query.limit": "at least 1"}),
+        ("GET", "jobs?limit=x", {"query.limit": "a whole number"}),
+        ("GET", "jobs?active_only=maybe", {"query.active_only": "true or false"}),
     ],
 )
-def test_parameters_too_many(http: Http, method: str, path: str, told: dict[str, str]) -> None:
+def test_parameters_that_are_not_accepted(http: Http, method: str, path: str, told: dict[str, str]) -> None:
     """One that is misspelt would count for nothing."""
     found = problem(http.request(method, f"/api/v1/{path}"), 422, "not-accepted")
     said = {error["field"]: error["accepted"] for error in found["errors"]}
     assert said | told == said
+
+
+def test_a_body_that_is_no_json_is_shown(http: Http) -> None:
+    headers = {"Content-Type": "application/json"}
+    (found,) = problem(http.post("/api/v1/jobs", content=b"{bad", headers=headers), 422, "not-accepted")["errors"]
+    assert (found["field"], found["value"]) == ("body", "{bad")
+    assert found["accepted"].startswith("JSON; this cannot be read: ")
+
+
+def test_paths_and_methods_that_there_are_not(http: Http) -> None:
+    assert "openapi.json" in problem(http.get("/api/v1/nowhere"), 404, "not-found")["detail"]
+    told = problem(http.delete("/api/v1/jobs"), 405, "method-not-allowed")["detail"]
+    assert told == "/api/v1/jobs does not take DELETE; it takes GET, POST"

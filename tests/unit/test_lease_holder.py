@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -218,6 +219,9 @@ class Scripted:
     def renew(self, _job_id: str) -> Any:
         return self.views.pop(0)
 
+    def explain(self, _job_id: str) -> Any:
+        return SimpleNamespace(summary=f"waits, {len(self.views)} to go")
+
     def return_lease(self, job_id: str, epoch: int) -> Any:
         self.returned.append((job_id, epoch))
         return self.views.pop(0)
@@ -241,3 +245,22 @@ def test_gpus_that_were_asked_for_before_anybody_knew_of_them_are_given_back(mon
     client = Scripted(*(seen(*each) for each in later))
     assert leases._granted(client, seen(JobState.STOPPING, 1), None, 1).epoch == 3  # type: ignore[arg-type]
     assert client.returned == [("a", 2)]
+
+
+def test_whoever_waits_for_a_share_is_told_what_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once per reason; a share that is there at once is not worth a word."""
+    monkeypatch.setattr(leases, "POLL_S", 0.0)
+    leases._granted(Scripted(seen(JobState.RUNNING, 1)), seen(JobState.QUEUED, 0), None)  # type: ignore[arg-type]
+    assert caplog.messages == []
+    monkeypatch.setattr(leases, "TELL_AFTER_S", -1.0)
+    monkeypatch.setattr(leases, "TELL_AGAIN_S", -1.0)
+    client = Scripted(seen(JobState.QUEUED, 0), seen(JobState.RUNNING, 1))
+    leases._granted(client, seen(JobState.QUEUED, 0), None)  # type: ignore[arg-type]
+    assert caplog.messages == ["lease a has no share yet: waits, 2 to go", "lease a has no share yet: waits, 1 to go"]
+    caplog.clear()
+    monkeypatch.setattr(client, "explain", lambda _: SimpleNamespace(summary="the same"))
+    client.views = [seen(JobState.QUEUED, 0), seen(JobState.RUNNING, 1)]
+    leases._granted(client, seen(JobState.QUEUED, 0), None)  # type: ignore[arg-type]
+    assert caplog.messages == ["lease a has no share yet: the same"]

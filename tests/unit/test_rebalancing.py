@@ -424,7 +424,8 @@ class TestOutOfMemory:
         assert job.lease is not None
         assert job.lease.shares[0].memory_bytes == 6 * GIB
         self.fail(driver)
-        assert (driver.state("a"), driver.job("a").reason) == ("FAILED", "exit code 1: out of memory with 6.0 GiB; give it more (hint gpu_memory)")
+        assert driver.state("a") == "FAILED"
+        assert driver.job("a").reason == "exit code 1: out of memory with 6.0 GiB; give it more (hint gpu_memory)"
 
     def test_fails_when_it_had_all_there_is(self) -> None:
         driver = Driver(host())
