@@ -4,7 +4,7 @@ VENV := .venv
 # These watch processes by the clock: nothing else runs beside them.
 TIMED := tests/unit/test_shim.py tests/unit/test_colocation_modes.py
 # These do not, and share the cores with the unit tests.
-UNTIMED := $(addprefix tests/contract/test_,$(addsuffix .py,colocation_dry_run colocation_facts freezing freezing_restarts gpu_doctor gpu_suite host_agent_gpu hung_mps nvml_backend nvml_library nvml_links operator_mix policies power_limit wheel))
+UNTIMED := $(addprefix tests/contract/test_,$(addsuffix .py,colocation_dry_run colocation_facts device_registry freezing freezing_restarts gpu_doctor gpu_suite host_agent_gpu hung_mps launcher launcher_checkpoints launcher_faults launcher_leases launcher_torchrun nvml_backend nvml_library nvml_links nvml_standin operator_mix policies power_limit wheel))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
