@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import re
@@ -152,15 +151,6 @@ def read_stop(job_dir: Path) -> StopRequest | None:
 def write_stop(job_dir: Path, request: StopRequest) -> None:
     """Write down that the job shall stop; the supervisor reads it when it is signalled."""
     runner.write_json(str(job_dir / runner.STOP), request._asdict())
-
-
-def keep_cleaners_off(folder: Path) -> None:
-    """Have systemd-tmpfiles pass a folder over, with all that is in it, for as long as this process lives: it removes
-    what nobody has touched for days, the record of a job that runs as well, but nothing below what somebody has locked.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    with suppress(OSError):  # not every file system has locks
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 def open_renewal(path: Path) -> mmap.mmap:

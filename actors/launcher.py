@@ -23,6 +23,7 @@ from typing import Literal
 
 from cotenant.actors import jobfiles, jobrecords, launchspec, runner
 from cotenant.actors.checkpoints import CHECKPOINTS, Checkpoints, lease_variables
+from cotenant.actors.cleaners import keep_cleaners_off
 from cotenant.actors.clock import SteadyClock
 from cotenant.actors.devices.base import GpuInfo
 from cotenant.actors.enforcement.base import JobEnforcement, ServiceDown, StaleCommand, bounds_of
@@ -74,7 +75,7 @@ class Launcher:
         self._dir = run_dir.absolute()
         (self._dir / jobfiles.OUTPUTS).mkdir(parents=True, exist_ok=True)
         self._dir.chmod(0o700)
-        jobfiles.keep_cleaners_off(self._dir)
+        keep_cleaners_off(self._dir)
         self._gpus = {gpu.gpu_id: gpu for gpu in gpus}
         self._backend = backend or HostEnforcement(self._dir, gpus, EnforcementSettings())
         self._keep_output_s = keep_output_s

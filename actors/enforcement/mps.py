@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cotenant.actors.cleaners import keep_cleaners_off
 from cotenant.actors.enforcement import mpscontrol
 from cotenant.actors.enforcement.mpscontrol import CONTROL, QUIT_S, START_S, MpsError, MpsSilent
 
@@ -48,6 +49,9 @@ class MpsService:
         self._not_before = 0.0
         self._started_at: float | None = None
         self._stopped = False
+        self._locked: int | None = None
+        if Path(folder).is_dir():  # another host agent's daemon goes on
+            self._keep()
 
     def missing(self) -> str:
         """Say why jobs cannot run under MPS on this GPU; empty when they can."""
@@ -118,6 +122,7 @@ class MpsService:
         self._end()  # what is left of the one before
         try:
             make_private(self.folder)
+            self._keep()
             mpscontrol.start_daemon(self.folder, self._gpu_id, START_S)
             daemon = self._daemon()
             if daemon is None:
@@ -133,6 +138,12 @@ class MpsService:
             self._silent.discard(daemon)
             self._started_at = self._clock()
         return daemon
+
+    def _keep(self) -> None:
+        """Without the file that tells its number, a daemon would be taken for one that has died."""
+        if self._locked is not None:
+            os.close(self._locked)
+        self._locked = keep_cleaners_off(Path(self.folder))
 
     def _end(self) -> None:
         mpscontrol.end_daemon(self.folder, 0.0 if self._daemon() in self._silent else QUIT_S)

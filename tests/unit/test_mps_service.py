@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import threading
@@ -83,6 +84,34 @@ def test_another_host_agent_goes_on_with_the_same_daemon(gpu):
     after = MpsService("GPU-a", gpu.service.folder)
     assert after.lost(daemon) == ""
     assert after.ensure() == daemon
+
+
+def test_cleaners_of_temporary_files_pass_its_folder_over(gpu):
+    """What systemd-tmpfiles does before it looks at what is old in a directory of /tmp."""
+
+    def is_locked() -> bool:
+        descriptor = os.open(gpu.service.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    gpu.service.ensure()
+    assert is_locked()
+    gpu.kill()
+    gpu.service.lost(0)
+    gpu.clock.now += 1000.0
+    gpu.service.ensure()
+    assert is_locked(), "the folder of the next one as well"
+    os.close(gpu.service._locked)  # its host agent is killed
+    gpu.service._locked = None
+    assert not is_locked()
+    after = MpsService("GPU-a", gpu.service.folder)
+    assert is_locked(), "the next host agent does it at once, whether or not a job starts"
+    os.close(after._locked)
 
 
 def test_clients_of_a_daemon_that_died_are_lost_and_a_new_one_starts_after_a_pause(gpu):
