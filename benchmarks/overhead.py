@@ -103,6 +103,7 @@ def measure(bench: Bench, fours: int) -> list[Row]:
         windows: list[tuple[float, float]] = []
         loop_cpu_s = loop_wall_s = 0.0
         for profiled in ORDER * fours:
+            bench.renew()
             before = (time.monotonic(), steps(job_dir, pid), cpu_time_s(pid))
             began_cpu = time.thread_time()
             watch(profiler if profiled else None, 1.0 / settings.sample_hz)
