@@ -13,7 +13,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from common import Row
-from peers_work import COMPLETION, QUEUEING, SLOWDOWN, SLOWDOWN_P99, Goals, Selection, changed, figures, sample
+from peers_work import (
+    COMPLETION,
+    QUEUEING,
+    SLOWDOWN,
+    SLOWDOWN_P99,
+    Goals,
+    Selection,
+    changed,
+    figures,
+    heartbeat,
+    sample,
+)
 
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.models import only
@@ -159,7 +170,8 @@ def simulate(selection: Selection, case: Case, method: str, seed: int = 0) -> Re
     utils = utilisations(trace)
     table = selection.data / "traces" / "peer_runs" / "pair_truth.csv.gz"
     truth = PairTable(load_pairs(table, case.column), utils)
-    scenario = Scenario(trace, even_cluster(case.gpus, memory_bytes=USABLE_GIB * GIB), truth)
+    cluster, look = even_cluster(case.gpus, memory_bytes=USABLE_GIB * GIB), heartbeat(f"{case.name}, {method}")
+    scenario = Scenario(trace, cluster, truth, look=look)
     if method in POLICIES:
         return baseline(scenario, POLICIES[method]())
     told = TablePredictor(truth, error=0.0)

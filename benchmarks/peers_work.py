@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from common import Row
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.simulation.results import Result
 from cotenant.scheduler.simulation.workload import Trace
+from cotenant.scheduler.simulation.world import World
 
 COMPLETION, QUEUEING, MAKESPAN = "mean completion", "mean queueing", "makespan"
 SLOWDOWN, SLOWDOWN_P99 = "run / duration, mean", "run / duration, p99"
@@ -50,6 +52,20 @@ class Selection:
 
 
 Part = Callable[[Selection], Iterator[Row]]
+
+
+def heartbeat(name: str, every_s: float = 60.0) -> Callable[[World], None]:
+    """Return what tells on standard error, about once a minute, how far a simulation is: some take an hour."""
+    told_at = time.monotonic()
+
+    def look(world: World) -> None:
+        nonlocal told_at
+        if time.monotonic() >= told_at + every_s:
+            told_at = time.monotonic()
+            ended, day = len(world.runs) - world.unfinished, world.now / 86_400.0
+            print(f"{name}: {ended:,} of {len(world.runs):,} jobs have ended, day {day:.1f}", file=sys.stderr)
+
+    return look
 
 
 def data_folder(given: Path | None) -> Path:

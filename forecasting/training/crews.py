@@ -18,9 +18,21 @@ from typing import Protocol, cast
 
 import optuna
 
-from cotenant.forecasting.training.studies import Plan, Progress, StudyError, bury, one_trial, opened, progress, quiet
+from cotenant.forecasting.training.studies import (
+    Plan,
+    Progress,
+    StudyError,
+    bury,
+    nameless,
+    one_trial,
+    opened,
+    progress,
+    put_back,
+    quiet,
+)
 
 LOOK_EVERY_S = 1.0  # how often progress is told while trials run
+NAMELESS_S = 3.0  # from the beginning of a trial until its worker has left its name, at most
 MOST_DEATHS = 3  # of workers without any trial done in between
 
 Told = Callable[[Progress], None]
@@ -92,6 +104,16 @@ def run(study: optuna.Study, crew: Crew, trials: int, timeout_s: float | None, t
                     raise StudyError(f"workers: {error}, {deaths} times in a row; see their output") from error
     finally:
         crew.close()
+        _bury_nameless(study)
+
+
+def _bury_nameless(study: optuna.Study) -> None:
+    """Put back what a worker had begun that was killed before it left its name: those that stay without one."""
+    end = time.monotonic() + NAMELESS_S
+    while (found := nameless(study)) and time.monotonic() < end:
+        time.sleep(0.05)  # workers of another run of the study are about to leave theirs
+    for trial in found:
+        put_back(study, trial)
 
 
 class Alone:

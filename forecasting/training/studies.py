@@ -296,19 +296,26 @@ def bury(study: optuna.Study, workers: Container[str]) -> int:
     Returns:
         How many there were. A trial whose end was noted while this looked is not among them.
     """
-    found = 0
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if trial.user_attrs.get(_WORKER) not in workers:
-            continue
-        try:
-            failed = study.tell(trial.number, state=TrialState.FAIL)
-        except (optuna.exceptions.UpdateFinishedTrialError, ValueError):  # ended before, or in the middle of, telling
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            RetryHeartbeatStaleTrialCallback(RETRIES)(study, failed)
-        found += 1
-    return found
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return sum(put_back(study, trial) for trial in running if trial.user_attrs.get(_WORKER) in workers)
+
+
+def nameless(study: optuna.Study) -> list[FrozenTrial]:
+    """Return the running trials whose worker has not left its name yet: it does so just after it has begun."""
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return [trial for trial in running if _WORKER not in trial.user_attrs]
+
+
+def put_back(study: optuna.Study, trial: FrozenTrial) -> bool:
+    """Fail a trial and put it back into the queue unless that was tried twice; False when it has ended meanwhile."""
+    try:
+        failed = study.tell(trial.number, state=TrialState.FAIL)
+    except (optuna.exceptions.UpdateFinishedTrialError, ValueError):  # ended before, or in the middle of, telling
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        RetryHeartbeatStaleTrialCallback(RETRIES)(study, failed)
+    return True
 
 
 def progress(study: optuna.Study) -> Progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cotenant.configs.settings import Settings
@@ -31,6 +32,7 @@ class Scenario:
         truth: What happens when jobs share.
         costs: Of suspending and moving.
         faults: What breaks.
+        look: Called with the world whenever jobs have ended.
     """
 
     trace: Trace
@@ -38,6 +40,7 @@ class Scenario:
     truth: Truth = field(default_factory=NoInterference)
     costs: Costs = field(default_factory=Costs)
     faults: Faults = field(default_factory=Faults)
+    look: Callable[[World], None] | None = None
 
     @property
     def remarks(self) -> list[str]:
@@ -62,7 +65,7 @@ def baseline(scenario: Scenario, policy: BaselinePolicy) -> Result:
     """
     begun = time.process_time()
     world = scenario.world()
-    world.run(Desk(world, policy))
+    world.run(Desk(world, policy), scenario.look)
     return Result(policy.name, world, time.process_time() - begun, {})
 
 
@@ -93,7 +96,7 @@ def shipped_core(
         checked=checked,
         known_programs=known_programs,
     )
-    world.run(shell)
+    world.run(shell, scenario.look)
     return Result(name, world, time.process_time() - begun, shell.notes)
 
 

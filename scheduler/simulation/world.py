@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -217,8 +217,12 @@ class World:
 
     # -- time -------------------------------------------------------------------------------------------------------
 
-    def run(self, driver: Driver) -> None:
+    def run(self, driver: Driver, look: Callable[[World], None] | None = None) -> None:
         """Let time pass until every job that can run has ended.
+
+        Args:
+            driver: Decides.
+            look: Called whenever jobs have ended, for whoever waits for the end.
 
         Raises:
             SimulationError: Nothing happens any more although jobs wait, nothing comes of what happens, or the driver
@@ -228,12 +232,14 @@ class World:
         while self.unfinished:
             if not self._heap:
                 raise SimulationError(stalled(self))
-            happened = self._next()
+            before, happened = self.unfinished, self._next()
             if not happened:
                 continue
             driver.step(happened)
             self.steps += 1
             self._note_state()
+            if look is not None and self.unfinished != before:
+                look(self)
             if watch.stuck(self):
                 raise SimulationError(fruitless(self))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from cotenant.scheduler.simulation.simulate import Scenario
     from cotenant.scheduler.simulation.truth import Truth
     from cotenant.scheduler.simulation.workload import Cluster, Trace
+    from cotenant.scheduler.simulation.world import World
 
 GIB = 1 << 30
 REPORT_HTML = "report.html"
@@ -109,9 +112,9 @@ def simulate(
     results: list[Result] = []
     try:
         for name in names:
-            results.append(
-                run(known.scenario, name, models=known.models, seed=seed, settings=settings, rates=known.rates)
-            )
+            with _progress(name) as look:
+                watched = replace(known.scenario, look=look)
+                results.append(run(watched, name, models=known.models, seed=seed, settings=settings, rates=known.rates))
             if not as_json:
                 typer.echo(_line(results[-1]))
     except SimulationError as error:
@@ -126,6 +129,17 @@ def simulate(
         typer.echo(json.dumps([result.summary() for result in results], indent=2, allow_nan=False))
         return
     typer.echo(f"written: {out / REPORT_HTML}")
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[World], None]]:
+    """Show on a terminal how many jobs have ended: a long trace takes minutes."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda world: bar.update(task, total=len(world.runs), completed=len(world.runs) - world.unfinished)
 
 
 def _trace(path: Path, form: str | None, limit: int | None) -> Trace:

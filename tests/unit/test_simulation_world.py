@@ -200,6 +200,14 @@ def test_jobs_larger_than_the_cluster_never_arrive(name: str) -> None:
     assert np.isnan(result.jobs()["jct_s"][0])
 
 
+@pytest.mark.parametrize("name", ["fifo", "cotenant"])
+def test_whoever_waits_for_the_end_hears_of_every_end(name: str) -> None:
+    left: list[int] = []
+    simulated(name, look=lambda world: left.append(world.unfinished))
+    assert left == sorted(set(left), reverse=True)
+    assert left[-1] == 0
+
+
 def test_an_empty_trace_ends_at_once() -> None:
     summary = run("fifo", []).summary()
     assert (summary["jobs"], summary["ended"]) == (0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -258,6 +259,27 @@ class TestProcesses:
         assert found.progress.done == 5
         assert len(died) == 1
         assert [trial.params for trial in again] == [died[0].params]
+
+    @pytest.mark.parametrize("left", [True, False])
+    def test_what_was_begun_without_leaving_a_name_is_put_back(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: bool
+    ) -> None:
+        """A worker may be killed there; one that lives, of another run, leaves its name in a moment."""
+        monkeypatch.setattr(crews, "NAMELESS_S", 0.5)
+        there = plan(tmp_path)
+        with opened(there) as study:
+            study.enqueue_trial({"x": 0.5})
+            with pytest.warns(UserWarning, match="Heartbeat"):
+                begun = study.ask()
+            timer = threading.Timer(0.2, begun.set_user_attr, ("worker", "another"))
+            if left:
+                timer.start()
+            run(study, Alone(there, study), 2, None, tell_nobody)
+            timer.cancel()
+            waits = [trial for trial in study.trials if trial.state is optuna.trial.TrialState.WAITING]
+            state = study.trials[begun.number].state
+        assert state is (optuna.trial.TrialState.RUNNING if left else optuna.trial.TrialState.FAIL)
+        assert len(waits) == (0 if left else 1)
 
     @pytest.mark.parametrize("where", ["folder", "file.journal"])
     def test_a_trial_that_waits_is_done_by_one_worker_only(self, tmp_path: Path, where: str) -> None:
