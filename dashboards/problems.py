@@ -66,7 +66,6 @@ _WORDS = {
     "model_attributes_type": "an object",
     "given_once": "one value",
 }
-_OPENAPI = "/api/v1/openapi.json"
 _AS_JSON = "JSON, with the header Content-Type: application/json"
 
 _STATUS: tuple[tuple[type[CotenantError], int, str], ...] = (
@@ -226,19 +225,13 @@ def _unread(found: dict[str, Any]) -> bool:
 
 def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    headers = {"Allow": _methods(request)} if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else error.headers
-    method, path = request.method, request.scope["path"]
-    details = {
-        HTTPStatus.NOT_FOUND: f"there is no {path}; GET {_OPENAPI} lists what there is",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not take {method}; it takes {_methods(request)}",
-    }
-    return reply(
-        error.status_code,
-        _HTTP_KINDS.get(error.status_code, "http"),
-        details.get(HTTPStatus(error.status_code), str(error.detail)),
-        request.scope["path"],
-        headers=headers,
-    )
+    path, detail, headers = request.scope["path"], str(error.detail), error.headers
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        detail = f"there is no {path}; GET {request.app.openapi_url} lists what there is"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers = {"Allow": _methods(request)}
+        detail = f"{path} does not take {request.method}; it takes {headers['Allow']}"
+    return reply(error.status_code, _HTTP_KINDS.get(error.status_code, "http"), detail, path, headers=headers)
 
 
 def _methods(request: Request) -> str:

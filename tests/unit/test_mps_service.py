@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import threading
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_mps import FakeMps
-from support import wait_until
+from support import is_locked, wait_until
 
 from cotenant.actors.enforcement import mps, mpscontrol
 from cotenant.actors.enforcement.mps import MOST_FAILURES, MpsService, make_private, service_folder
@@ -87,30 +86,18 @@ def test_another_host_agent_goes_on_with_the_same_daemon(gpu):
 
 
 def test_cleaners_of_temporary_files_pass_its_folder_over(gpu):
-    """What systemd-tmpfiles does before it looks at what is old in a directory of /tmp."""
-
-    def is_locked() -> bool:
-        descriptor = os.open(gpu.service.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
-
     gpu.service.ensure()
-    assert is_locked()
+    assert is_locked(gpu.service.folder)
     gpu.kill()
     gpu.service.lost(0)
     gpu.clock.now += 1000.0
     gpu.service.ensure()
-    assert is_locked(), "the folder of the next one as well"
+    assert is_locked(gpu.service.folder), "the folder of the next one as well"
     os.close(gpu.service._locked)  # its host agent is killed
     gpu.service._locked = None
-    assert not is_locked()
+    assert not is_locked(gpu.service.folder)
     after = MpsService("GPU-a", gpu.service.folder)
-    assert is_locked(), "the next host agent does it at once, whether or not a job starts"
+    assert is_locked(gpu.service.folder), "the next host agent does it at once, whether or not a job starts"
     os.close(after._locked)
 
 

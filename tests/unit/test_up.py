@@ -270,18 +270,12 @@ def test_an_actor_that_hangs_while_it_starts_is_one_line(monkeypatch: pytest.Mon
 def test_options_that_a_running_cotenant_ignores_are_named(
     *, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ran: bool
 ) -> None:
-    def get_actor(*_: str) -> Any:
-        if not ran:
-            raise ValueError("no such actor")
-        return actor
+    def missing(*_: str) -> Any:
+        raise ValueError("no such actor")
 
-    actor: Any = SimpleNamespace(ping=SimpleNamespace(remote=lambda: None))
-    kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
-    monkeypatch.setattr(cluster, "head_node_id", lambda: "0" * 56)
-    monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
-    monkeypatch.setattr(ray, "remote", lambda _: kind)
-    monkeypatch.setattr(ray, "get", lambda *_, **__: None)
-    monkeypatch.setattr(ray, "get_actor", get_actor)
+    start_one_actor(monkeypatch, tmp_path, lambda *_, **__: None)
+    if not ran:
+        monkeypatch.setattr(ray, "get_actor", missing)
     notes = cluster.start_actors(Settings(), None)
     assert [("keeps the settings" in note, "--devices" in note) for note in notes] == ([(True, True)] if ran else [])
 
