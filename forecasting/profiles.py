@@ -225,7 +225,7 @@ def _summary(record: _Record) -> DemandProfile:
     memory = round(record.memory_peak) if record.memory_peak > 0.0 else None
     kind = record.best()
     if kind is None:
-        return replace(UNKNOWN_PROFILE, memory_bytes=memory)
+        return replace(UNKNOWN_PROFILE, memory_bytes=memory, solo_step_rate=record.rate())
     usage = record.usages[kind]
     ranked = sorted(usage.utils)
     return DemandProfile(

@@ -207,9 +207,10 @@ class Forecast:
 
     Attributes:
         job_id: The job.
-        util: Quantiles of GPU utilisation in [0, 1], by horizon in seconds (keys: ``HORIZONS_S``).
-        memory: Quantiles of device memory in bytes, by horizon in seconds.
-        peak_memory_bytes: Expected largest memory until the job ends.
+        util: Quantiles of GPU utilisation in [0, 1], by horizon in seconds (keys: ``HORIZONS_S``). Empty when it was
+            never read: drivers tell none of MIG instances.
+        memory: Quantiles of device memory in bytes, by horizon in seconds. Empty when it was never read.
+        peak_memory_bytes: Expected largest memory until the job ends; 0 when it was never read.
         windows: Number of windows the forecast rests on.
     """
 
@@ -225,7 +226,7 @@ class Forecast:
 
         The expected peak has no level, and quantiles of memory that may still be loaded can lie above it.
         """
-        return max(self.peak_memory_bytes, *(each.p99 for each in self.memory.values()))
+        return max([self.peak_memory_bytes, *(each.p99 for each in self.memory.values())])
 
 
 ProfileSource = Literal["history", "hints", "class", "unknown"]

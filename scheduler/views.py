@@ -332,7 +332,8 @@ class ForecastView(View):
     """What a job is expected to demand of each of its GPUs.
 
     ``util``: utilisation in [0, 1] it would have if its share never held it back; ``memory``: bytes. On several GPUs
-    they span all of them. ``peak_memory_bytes``: the largest memory until the job ends, no less than any p99.
+    they span all of them. Empty: it cannot be read there. ``peak_memory_bytes``: the largest memory until the job ends,
+    no less than any p99; 0 where memory cannot be read.
     ``windows``: measured windows it rests on, the last of which ended at ``measured_at`` (Unix seconds).
     ``served_by``: what forecast, in words.
     ``util_estimated``, ``memory_estimated``: the device said what it rests on of itself only, not of the job.

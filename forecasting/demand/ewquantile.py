@@ -125,7 +125,7 @@ class EwQuantileForecaster:
       2 % with the square root of the number of windows since the peak last grew.
     * Windows that are out of order, duplicated, empty, absurd or without any reading are ignored. When a host's clock
       is set back, its windows are ignored until ten of them have advanced, then time goes on from there.
-    * A forecast exists once both utilisation and memory were read: half a forecast would have to be made up.
+    * A forecast exists once utilisation or memory was read. What was never read is not in it.
 
     Cost per window: constant. Memory per job: 3 KiB. Not thread-safe.
     """
@@ -159,20 +159,19 @@ class EwQuantileForecaster:
 
     def forecast_batch(self, job_ids: Sequence[str]) -> dict[str, Forecast]:
         """Return the forecasts of those of the jobs that have one; much cheaper than one by one."""
-        known = [
-            (job_id, job.slot) for job_id in job_ids if (job := self._jobs.get(job_id)) and self._complete(job.slot)
-        ]
+        known = [(job_id, job.slot) for job_id in job_ids if (job := self._jobs.get(job_id)) and self._read(job.slot)]
         forecasts: dict[str, Forecast] = {}
         for start in range(0, len(known), _CHUNK):
             chunk = known[start : start + _CHUNK]
             slots = np.array([slot for _, slot in chunk], dtype=np.intp)
             rows = np.stack([2 * slots, 2 * slots + 1], axis=1).ravel()
+            seen = np.isfinite(self._histograms.most[rows])
             values = self._histograms.quantiles(rows).tolist()
             for i, (job_id, slot) in enumerate(chunk):
                 forecasts[job_id] = Forecast(
                     job_id=job_id,
-                    util=_by_horizon(values[2 * i]),
-                    memory=_by_horizon(values[2 * i + 1]),
+                    util=_by_horizon(values[2 * i]) if seen[2 * i] else {},
+                    memory=_by_horizon(values[2 * i + 1]) if seen[2 * i + 1] else {},
                     peak_memory_bytes=self._expected_peak(slot),
                     windows=int(self._windows[slot]),
                 )
@@ -191,9 +190,8 @@ class EwQuantileForecaster:
         self._peak[slot] = 0.0
         self._free.append(slot)
 
-    def _complete(self, slot: int) -> bool:
-        utilisation, memory = self._histograms.most[2 * slot : 2 * slot + 2]
-        return math.isfinite(utilisation) and math.isfinite(memory)
+    def _read(self, slot: int) -> bool:
+        return bool(np.isfinite(self._histograms.most[2 * slot : 2 * slot + 2]).any())
 
     def _expected_peak(self, slot: int) -> float:
         margin = PEAK_MARGIN_LEAST + (PEAK_MARGIN_FIRST - PEAK_MARGIN_LEAST) / math.sqrt(max(1, self._holds[slot]))

@@ -352,7 +352,7 @@ def _name(forecaster: object) -> str:
 
 def _wrong(job_id: str, forecast: object) -> str:
     """Say why a forecast cannot be passed on; "" when it can."""
-    if forecast is None:
+    if forecast is None or (isinstance(forecast, Forecast) and not forecast.util and not forecast.memory):
         return "no forecast"
     if not isinstance(forecast, Forecast) or forecast.job_id != job_id:
         return "not a forecast of the job"
@@ -367,7 +367,7 @@ def _wrong(job_id: str, forecast: object) -> str:
 
 
 def _all_sound(quantiles: Mapping[int, Quantiles], most: float) -> bool:
-    for horizon in HORIZONS_S:
+    for horizon in HORIZONS_S if quantiles != {} else ():  # what was never read is not forecast
         each = quantiles[horizon]
         if not 0.0 <= each.p10 <= each.p50 <= each.p90 <= each.p95 <= each.p99 <= most:  # also refuses NaN
             return False

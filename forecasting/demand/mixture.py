@@ -181,7 +181,7 @@ class MixtureForecaster:
       nothing is learnt from those whose moment shifted.
     * Intervals are wide at first and narrow with the errors seen. What is known beforehand (``prime``) narrows them.
     * What hosts foresaw from the samples within the windows joins as further experts; missing, it changes nothing.
-    * A forecast exists once both utilisation and memory were read, or the job was primed.
+    * A forecast exists once utilisation or memory was read, or the job was primed. What was never read is not in it.
 
     Not thread-safe.
     """
@@ -231,7 +231,7 @@ class MixtureForecaster:
 
     def forecast_batch(self, job_ids: Sequence[str]) -> dict[str, Forecast]:
         """Return the forecasts of those of the jobs that have one; much cheaper than one by one."""
-        found = [(job_id, self._complete(job_id)) for job_id in job_ids]
+        found = [(job_id, self._read(job_id)) for job_id in job_ids]
         slots = np.array([slot for _, own in found for slot in own], dtype=np.intp)
         utils = self._util.quantiles(slots).astype(np.float64)
         memories = self._memory.quantiles(slots) * self._unit[slots, None, None]
@@ -337,12 +337,11 @@ class MixtureForecaster:
         span = max(0.1, 1.25 * (profile.util_p95 - profile.util_mean)) if measured else None
         self._util.clear(slot, profile.util_mean, span)
 
-    def _complete(self, job_id: str) -> list[int]:
-        return [slot for slot in self._streams.of_job.get(job_id, ()) if self._seen[slot].all()]
+    def _read(self, job_id: str) -> list[int]:
+        return [slot for slot in self._streams.of_job.get(job_id, ()) if self._seen[slot].any()]
 
     def _forecast(self, job_id: str, own: list[int], util: Floats, memory: Floats) -> Forecast:
-        if len(own) > 1:
-            util, memory = _joined(util), _joined(memory)
+        seen = self._seen[own]
         peaks = [
             self._peak[slot]
             * (1.0 + PEAK_MARGIN_LEAST + (PEAK_MARGIN_FIRST - PEAK_MARGIN_LEAST) / math.sqrt(max(1, self._holds[slot])))
@@ -352,8 +351,8 @@ class MixtureForecaster:
         peaks += [self._least_peak(slot) for slot in own]
         return Forecast(
             job_id=job_id,
-            util=_by_horizon(util[0].tolist()),
-            memory=_by_horizon(memory[0].tolist()),
+            util=_by_horizon(util[seen[:, 0]]),
+            memory=_by_horizon(memory[seen[:, 1]]),
             peak_memory_bytes=float(max(peaks)),
             windows=int(self._windows[own].sum()),
         )
@@ -384,13 +383,12 @@ class MixtureForecaster:
         self._seen = np.concatenate([self._seen, np.zeros((more, 2), dtype=np.bool_)])
 
 
-def _joined(values: Floats) -> Floats:
-    """Return one set of quantiles (1, horizons, levels) that spans those of all streams (n, horizons, levels)."""
-    joined: Floats = values.max(axis=0)
-    joined[:, :_MIDDLE] = values[:, :, :_MIDDLE].min(axis=0)
-    joined[:, _MIDDLE] = values[:, :, _MIDDLE].mean(axis=0)
-    return joined[None]
-
-
-def _by_horizon(values: Sequence[Sequence[float]]) -> dict[int, Quantiles]:
-    return {horizon: Quantiles(*values[i]) for i, horizon in enumerate(HORIZONS_S)}
+def _by_horizon(values: Floats) -> dict[int, Quantiles]:
+    """Return the quantiles that span those of all streams (n, horizons, levels); none of no stream."""
+    if not len(values):
+        return {}
+    joined: Floats = values[0] if len(values) == 1 else values.max(axis=0)
+    if len(values) > 1:
+        joined[:, :_MIDDLE] = values[:, :, :_MIDDLE].min(axis=0)
+        joined[:, _MIDDLE] = values[:, :, _MIDDLE].mean(axis=0)
+    return {horizon: Quantiles(*levels) for horizon, levels in zip(HORIZONS_S, joined.tolist(), strict=True)}

@@ -341,10 +341,10 @@ def _measured(turn: Turn, measurement: JobMeasurement) -> None:
     if not plausible(measurement):
         state.ignore("absurd measurement")
         return
-    profile = state.identified(job.spec, _within_the_device(measurement.profile))
+    profile = state.identified(job.spec, _known(job, _within_the_device(measurement.profile)))
     _note_pace(turn, job, signature, profile)
     job = outgrown.note_use(state, job, signature)
-    usage = Usage(signature, _signal(measurement), turn.now)
+    usage = Usage(signature, _signal(measurement, profile), turn.now)
     state.usage.setdefault(measurement.job_id, {})[gpu_id] = usage
     turn.measured[gpu_id] = None
     progress = state.progress.get(measurement.job_id)
@@ -376,13 +376,23 @@ def _note_pace(turn: Turn, job: Job, signature: Signature, profile: DemandProfil
         hurt_since.pop(job.spec.job_id, None)
 
 
-def _signal(measurement: JobMeasurement) -> UsageSignal:
+def _known(job: Job, measured: DemandProfile) -> DemandProfile:
+    """Return what is known of a job: where its utilisation cannot be read, that stays what it was planned with."""
+    planned = job.profile
+    if measured.source != "unknown" or planned is None or planned.source == "unknown":
+        return measured
+    memory = max((each.memory_bytes for each in (planned, measured) if each.memory_bytes is not None), default=None)
+    rate = planned.solo_step_rate if measured.solo_step_rate is None else measured.solo_step_rate
+    return replace(planned, memory_bytes=memory, solo_step_rate=rate)
+
+
+def _signal(measurement: JobMeasurement, profile: DemandProfile) -> UsageSignal:
     """Turn a measurement into what resizing looks at.
 
     While a job whose training is known has not begun to step, it is planned with what is known: what a program uses
     while it starts up says nothing about what it will need.
     """
-    signature, forecast, profile = measurement.signature, measurement.forecast, measurement.profile
+    signature, forecast = measurement.signature, measurement.forecast
     util, memory = forecast.util.get(UTIL_HORIZON_S), forecast.memory.get(MEMORY_HORIZON_S)
     return UsageSignal(
         util_p95=util.p95 if util else profile.util_p95,

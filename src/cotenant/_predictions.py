@@ -52,7 +52,7 @@ def as_json(forecast: ForecastView | None, scores: Sequence[DemandScoreView]) ->
 def _forecast(view: ForecastView | None) -> list[RenderableType]:
     if view is None:
         return [Text("no forecast: it has no GPU, or nothing was measured of it there yet")]
-    age = max(0.0, time.time() - view.measured_at)
+    age, about = max(0.0, time.time() - view.measured_at), "~" * view.memory_estimated
     return [
         Text.assemble(("forecast by: ", "bold"), _render.plain(view.served_by)),
         Text(f"from {view.windows} measured windows, the last {age:.1f} s ago; per GPU"),
@@ -62,7 +62,7 @@ def _forecast(view: ForecastView | None) -> list[RenderableType]:
         Text(""),
         Text("Memory", "bold"),
         _quantiles(view.memory, _render.size, estimated=view.memory_estimated),
-        Text(f"largest until it ends: {'~' * view.memory_estimated}{_render.size(view.peak_memory_bytes)}"),
+        *([Text(f"largest until it ends: {about}{_render.size(view.peak_memory_bytes)}")] if view.memory else []),
     ]
 
 
@@ -70,6 +70,8 @@ def _quantiles(
     rows: Sequence[QuantilesView], shown_as: Callable[[float | None], str], *, estimated: bool
 ) -> RenderableType:
     """Return one row a horizon; "~" marks what rests on an estimate."""
+    if not rows:
+        return Text("cannot be read on its GPUs, so none is forecast", "dim")
     table = _render.FittingTable("AHEAD", "P10", "P50", "P90", "P95", "P99")
     for each in rows:
         values = (each.p10, each.p50, each.p90, each.p95, each.p99)

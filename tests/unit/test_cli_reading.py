@@ -210,6 +210,15 @@ def test_a_forecast_is_readable_in_80_columns(estimated: bool, mark: str) -> Non
     assert f"largest until it ends: {mark}1.6GiB" in lines
 
 
+def test_what_cannot_be_read_is_said_instead_of_an_empty_table() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(_predictions.of_job(FORECAST.model_copy(update={"util": []}), PREDICTIONS.demand))
+    console.print(_predictions.of_job(FORECAST.model_copy(update={"memory": []}), PREDICTIONS.demand))
+    text = console.export_text()
+    assert text.count("cannot be read on its GPUs") == 2
+    assert text.count("largest until it ends") == 1
+
+
 @pytest.mark.parametrize("option", ["-h", "--help"])
 @pytest.mark.parametrize("command", [[], ["submit"], ["models", "list"], ["tune", "demand"]])
 def test_help_has_its_short_form_everywhere(command: list[str], option: str) -> None:

@@ -27,15 +27,15 @@ def forecast_of(forecaster: MixtureForecaster, job_id: str = "job") -> Forecast:
 
 
 def assert_sound(forecast: Forecast) -> None:
-    for horizon in HORIZONS_S:
-        utils, memories = values(forecast.util[horizon]), values(forecast.memory[horizon])
-        assert all(math.isfinite(value) for value in utils + memories)
-        assert utils == sorted(utils)
-        assert memories == sorted(memories)
-        assert utils[0] >= 0.0
-        assert utils[-1] <= 1.0
-        assert memories[0] >= 0.0
-    assert forecast.peak_memory_bytes >= forecast.memory[1].p50 * 0.99
+    assert all(tuple(each) in ((), HORIZONS_S) for each in (forecast.util, forecast.memory))
+    assert forecast.util or forecast.memory
+    for levels in map(values, (*forecast.util.values(), *forecast.memory.values())):
+        assert all(math.isfinite(value) for value in levels)
+        assert levels == sorted(levels)
+        assert levels[0] >= 0.0
+    assert all(each.p99 <= 1.0 for each in forecast.util.values())
+    if forecast.memory:
+        assert forecast.peak_memory_bytes >= forecast.memory[1].p50 * 0.99
 
 
 def phases(second: int) -> float:
@@ -247,14 +247,27 @@ def test_unusable_windows_leave_no_trace(bad: Signature) -> None:
     assert forecast_of(forecaster) == known
 
 
-def test_half_a_reading_is_used_and_the_other_half_waited_for() -> None:
+def test_half_a_reading_is_used_and_the_other_half_is_not_made_up() -> None:
     forecaster = MixtureForecaster()
     forecaster.observe(window(0, 0.5, memory=None))
-    assert forecaster.forecast("job") is None
+    half = forecast_of(forecaster)
+    assert (half.memory, half.peak_memory_bytes) == ({}, 0.0)
+    assert half.util[1].p50 == pytest.approx(0.5)
     forecaster.observe(window(1, None, memory=float(GIB)))
     forecast = forecast_of(forecaster)
     assert_sound(forecast)
     assert forecast.util[1].p50 == pytest.approx(0.5)
+
+
+def test_what_is_read_on_one_of_two_gpus_only_is_forecast_from_that_one() -> None:
+    forecaster = MixtureForecaster()
+    for second in range(5):
+        both = [window(second, 0.5, memory=None), window(second, None, memory=float(GIB), gpu_id="other")]
+        forecaster.observe_batch(both)
+    forecast = forecast_of(forecaster)
+    assert_sound(forecast)
+    assert forecast.util[1].p50 == pytest.approx(0.5, abs=0.05)
+    assert forecast.memory[1].p50 == pytest.approx(GIB, rel=0.05)
 
 
 def test_duplicates_and_late_windows_are_ignored_until_the_clock_was_set_back() -> None:

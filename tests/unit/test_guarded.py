@@ -89,6 +89,29 @@ def test_all_is_well_while_all_is_well() -> None:
     assert (stack.guarded.faults, stack.guarded.degraded, stack.guarded.note()) == ((), False, "")
 
 
+@pytest.mark.parametrize("util", [None, 0.4])
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_cannot_be_read_is_not_forecast_and_no_fault(util: float | None, broken: bool) -> None:
+    stack = Stack()
+    for second in range(ENOUGH_WINDOWS):
+        memory = None if util else 5.0 * GIB
+        stack.guarded.observe_batch([window(second, util, memory=memory, job_id=job) for job in stack.jobs])
+    if broken:
+        stack.made[0].raises["forecast"] = RuntimeError("broken")
+    said = stack.said()
+    assert set(said) == {"a", "b"}
+    assert all((bool(each.util), bool(each.memory)) == (bool(util), not util) for each in said.values())
+    assert len(stack.guarded.faults) == broken
+
+
+def test_a_forecast_of_nothing_is_none() -> None:
+    stack = Stack()
+    stack.play(40)
+    stack.made[0].spoils = lambda said: {job_id: replace(each, util={}, memory={}) for job_id, each in said.items()}
+    assert stack.by_primary() == set()
+    assert all(each.util and each.memory for each in stack.said().values())
+
+
 @pytest.mark.parametrize("where", ["observe", "forecast", "prime", "forget"])
 @pytest.mark.parametrize(
     "error", [RuntimeError("broken"), KeyError("x"), FloatingPointError(), MemoryError(), AssertionError()], ids=repr

@@ -10,7 +10,7 @@ import pytest
 from scheduling import GIB, Driver, gone, host, measurement, profile, report, settings, sharer, spec
 
 from cotenant.configs.settings import CheckpointSettings, RebalanceSettings, ResizeSettings, Settings
-from cotenant.forecasting.types import Quantiles
+from cotenant.forecasting.types import UNKNOWN_PROFILE, Quantiles
 from cotenant.scheduler.core.events import (
     HostJoined,
     JobExited,
@@ -220,3 +220,18 @@ def test_what_one_leaves_for_another_reason_is_waited_for() -> None:
     (share,) = driver.job("big").lease.shares  # type: ignore[union-attr]
     assert share.memory_bytes > 4 * GIB
     assert driver.state("small") == "RUNNING"
+
+
+def test_memory_is_followed_where_utilisation_cannot_be_read() -> None:
+    driver = pair()
+    (share,) = driver.job("big").lease.shares  # type: ignore[union-attr]
+    planned = driver.job("big").profile
+    unread = replace(UNKNOWN_PROFILE, memory_bytes=int(4.15 * GIB), solo_step_rate=8.0)  # within what counts as noise
+    seen = measurement("big", share.gpu_id, unread, util_mean=None, util_peak=None)
+    driver.do(report("h1", replace(seen, forecast=replace(seen.forecast, util={}))))
+    (grown,) = driver.job("big").lease.shares  # type: ignore[union-attr]
+    assert grown.memory_bytes > unread.memory_bytes  # type: ignore[operator]
+    assert 0.4 <= grown.compute < 0.55  # as its hint says, not as if it needed all of the GPU
+    known = driver.job("big").profile
+    assert planned is not None
+    assert known == replace(planned, memory_bytes=unread.memory_bytes, solo_step_rate=8.0)
