@@ -14,7 +14,6 @@ Needs the traces (``--data``, ``$COTENANT_DATA`` or ``../shared/data`` beside th
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -119,7 +118,6 @@ def main() -> None:
     if not (data / "traces" / "peer_runs").exists():
         print(f"peers: skipped, there is no {data}; give --data or set COTENANT_DATA", file=sys.stderr)
         return
-    gc.set_threshold(50_000, 20, 50)  # simulations keep most of what they make: looking for garbage cost a tenth
     selection = Selection(data, arguments.quick, arguments.case, arguments.method)
     rows = [row for name, part in PARTS.items() if arguments.only in (None, name) for row in part(selection)]
     earlier = kept(arguments.json, rows) if arguments.add else []

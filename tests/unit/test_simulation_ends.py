@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from cotenant.cli import app
 from cotenant.scheduler.simulation.desk import Desk
 from cotenant.scheduler.simulation.errors import SimulationError
 from cotenant.scheduler.simulation.policies.queueing import Fifo
-from cotenant.scheduler.simulation.simulate import simulate
+from cotenant.scheduler.simulation.simulate import COLLECT_AT, simulate
 from cotenant.scheduler.simulation.world import Costs, Faults, Happening, World
 
 LONG = job("long", 0, 5000)
@@ -176,3 +178,17 @@ def test_a_crash_without_a_checkpoint_costs_everything_but_the_default_is_ten_mi
     world.run(Always(world))
     assert world.runs[0].failures > 0
     assert world.runs[0].ended_at == pytest.approx(expected_end(5000.0, faults, 0.0)[0])
+
+
+@pytest.mark.parametrize("policy", ["cotenant", "fifo"])
+@pytest.mark.parametrize("faults", [Faults(), Faults(job_mtbf_s=36.0)])
+def test_garbage_is_looked_for_seldom_while_it_runs_and_as_before_after_it(policy: str, faults: Faults) -> None:
+    before, during = gc.get_threshold(), []
+    work = replace(scenario([LONG, job("b")], faults=faults), look=lambda world: during.append(gc.get_threshold()))
+    if faults == Faults():
+        simulate(work, policy)
+        assert set(during) == {COLLECT_AT} != {before}
+    else:
+        with pytest.raises(SimulationError):
+            simulate(work, policy)
+    assert gc.get_threshold() == before
