@@ -324,7 +324,7 @@ class ForecastScores:
                 job.tally.add_memory(each.horizon, exceeded)
                 self._all.add_memory(each.horizon, exceeded)
                 rows.append(_row("memory", signature, each, each.memory, actual=held, last=each.last_memory))
-            if each.horizon == PEAK_HORIZON_S and peak_now > 0.0:
+            if each.horizon == PEAK_HORIZON_S and peak_now > 0.0 and each.memory is not None:
                 under = (float(peak_now > each.peak),)
                 job.tally.peaks.add(under)
                 self._all.peaks.add(under)

@@ -177,8 +177,8 @@ class MixtureForecaster:
     * 1, 2 and 5 s ahead are forecast from windows, 1 min from means over 10 s, 5 and 15 min from means over 1 min; what
       the far forecasts are judged by are single windows all the same.
     * Windows that are out of order, duplicated, empty, absurd or without any reading are ignored. When a host's clock
-      is set back, its windows are ignored until ten of them have advanced. After a missing window forecasts go on, but
-      nothing is learnt from those whose moment shifted.
+      is set back, its windows are ignored until ten of them have advanced. After a missing window or reading forecasts
+      go on, but nothing is learnt from those whose moment shifted.
     * Intervals are wide at first and narrow with the errors seen. What is known beforehand (``prime``) narrows them.
     * What hosts foresaw from the samples within the windows joins as further experts; missing, it changes nothing.
     * A forecast exists once utilisation or memory was read, or the job was primed. What was never read is not in it.
@@ -202,6 +202,7 @@ class MixtureForecaster:
         self._windows: Indexes = np.zeros(rows, dtype=np.intp)
         self._trains = np.zeros(rows, dtype=np.bool_)
         self._seen = np.zeros((rows, 2), dtype=np.bool_)  # utilisation, memory
+        self._unread: Floats = np.zeros((rows, 2))  # seconds since each was last read
         self._primed: dict[str, DemandProfile] = {}
 
     def prime(self, job_id: str, profile: DemandProfile) -> None:
@@ -262,6 +263,7 @@ class MixtureForecaster:
             self._unit[slot] = self._held[slot] = self._peak[slot] = self._growth[slot] = 0.0
             self._holds[slot] = self._windows[slot] = 0
             self._trains[slot] = self._seen[slot] = False
+            self._unread[slot] = 0.0
 
     def _outside(self, windows: Windows, foreseen: Foreseen) -> Array:
         """Return what hosts foresaw of these streams as demand, NaN where they did not, (n, horizons, width)."""
@@ -287,15 +289,24 @@ class MixtureForecaster:
         self._trains[slots[starting]] = True
         for slot in slots[starting & (self._windows[slots] > 1)].tolist():
             self._clear_util(slot)
+        # Time goes on for what cannot be read now. Set back, it says nothing of how long ago that was read.
+        back = (windows.elapsed < 0.0)[:, None]
+        self._unread[slots] = np.where(back, np.inf, self._unread[slots] + windows.elapsed[:, None])
         seen = np.isfinite(windows.util)
         if seen.any():
-            self._seen[slots[seen], 0] = True
             told = None if outside is None else outside[seen]
-            self._util.step(slots[seen], windows.util[seen], windows.elapsed[seen], told)
+            self._util.step(slots[seen], windows.util[seen], self._read_now(slots[seen], 0), told)
         seen = np.isfinite(windows.memory)
         if seen.any():
-            self._seen[slots[seen], 1] = True
-            self._take_memory(slots[seen], windows.memory[seen], windows.peak[seen], windows.elapsed[seen])
+            elapsed = self._read_now(slots[seen], 1)
+            self._take_memory(slots[seen], windows.memory[seen], windows.peak[seen], elapsed)
+
+    def _read_now(self, slots: Indexes, quantity: int) -> Floats:
+        """Note that a quantity was read in these streams; returns the seconds since it was before."""
+        self._seen[slots, quantity] = True
+        elapsed: Floats = self._unread[slots, quantity]
+        self._unread[slots, quantity] = 0.0
+        return elapsed
 
     def _take_memory(self, slots: Indexes, memory: Floats, peak: Floats, elapsed: Floats) -> None:
         unit = self._unit[slots]
@@ -342,18 +353,19 @@ class MixtureForecaster:
 
     def _forecast(self, job_id: str, own: list[int], util: Floats, memory: Floats) -> Forecast:
         seen = self._seen[own]
+        held = [slot for slot in own if self._seen[slot, 1]]
         peaks = [
             self._peak[slot]
             * (1.0 + PEAK_MARGIN_LEAST + (PEAK_MARGIN_FIRST - PEAK_MARGIN_LEAST) / math.sqrt(max(1, self._holds[slot])))
             + PEAK_GROWTH * self._growth[slot]
-            for slot in own
+            for slot in held
         ]
-        peaks += [self._least_peak(slot) for slot in own]
+        peaks += [self._least_peak(slot) for slot in held]
         return Forecast(
             job_id=job_id,
             util=_by_horizon(util[seen[:, 0]]),
             memory=_by_horizon(memory[seen[:, 1]]),
-            peak_memory_bytes=float(max(peaks)),
+            peak_memory_bytes=float(max(peaks, default=0.0)),
             windows=int(self._windows[own].sum()),
         )
 
@@ -381,6 +393,7 @@ class MixtureForecaster:
         self._windows = np.concatenate([self._windows, np.zeros(more, dtype=np.intp)])
         self._trains = np.concatenate([self._trains, np.zeros(more, dtype=np.bool_)])
         self._seen = np.concatenate([self._seen, np.zeros((more, 2), dtype=np.bool_)])
+        self._unread = np.concatenate([self._unread, np.zeros((more, 2))])
 
 
 def _by_horizon(values: Floats) -> dict[int, Quantiles]:
