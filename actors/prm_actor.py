@@ -214,11 +214,10 @@ class Prm:
                 job_id=signature.job_id,
                 fingerprint=batch.fingerprints[signature.job_id],
                 signature=signature,
-                forecast=forecasts[signature.job_id],
+                forecast=forecasts.get(signature.job_id) or _nothing(signature.job_id),
                 profile=look.profiles[signature.job_id],
             )
             for signature in look.windows
-            if signature.job_id in forecasts
         ]
         scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
         if self._learns_pairs:
@@ -281,6 +280,11 @@ class Prm:
             _log(f"{self._path} cannot be written ({error}); trying again")
         self._evidence.save()
         self._training.save()
+
+
+def _nothing(job_id: str) -> Forecast:
+    """The forecast of a job of which nothing can be read: its steps and what holds it back count all the same."""
+    return Forecast(job_id, {}, {}, 0.0, 0)
 
 
 def _own_handle() -> Any:

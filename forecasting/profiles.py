@@ -88,6 +88,7 @@ class ProfileBook:
       evaluation phases, stray slow windows and the rounding of few steps per window do not move it.
     * Until the first steps, or for programs that never take any, all windows count.
     * Memory: the largest ever seen, in any window.
+    * Each of the three is learnt wherever it can be read; without utilisation the source stays "unknown".
     * A job's own measurement replaces its fingerprint's after five seconds of it.
 
     The least recently seen jobs and fingerprints are dropped beyond the limits. Not thread-safe.
@@ -106,7 +107,7 @@ class ProfileBook:
     def observe(self, signature: Signature, fingerprint: str) -> None:
         """Take in one window. Out-of-order, absurd or empty windows are ignored."""
         util, memory = usable_util(signature), usable_memory(signature)
-        if not usable_window(signature) or (util is None and memory is None):
+        if not usable_window(signature) or (util is None and memory is None and not finite(signature.step_rate)):
             return
         job = self._jobs.pop(signature.job_id, None) or _JobRecord()
         self._jobs[signature.job_id] = job  # most recently seen last

@@ -234,6 +234,20 @@ def test_the_windows_of_many_hosts_at_once_give_what_they_give_one_by_one(tmp_pa
         assert a.forecast.util[5].p95 == pytest.approx(b.forecast.util[5].p95, abs=1e-6)
 
 
+def test_a_job_of_which_only_steps_are_known_is_told_of_with_its_pace(prm: Prm, scheduler: Recorder) -> None:
+    """No driver told its utilisation or memory: how fast it is beside others still says when it is slowed down."""
+    silent = {"util_mean": None, "util_peak": None, "memory_bytes": None, "memory_peak_bytes": None}
+    for second in range(20):
+        prm.observe(batch("h", replace(window("a", second, neighbours=0), **silent)))  # type: ignore[arg-type]
+    for second in range(20, 40):
+        prm.observe(batch("h", replace(window("a", second, rate=4.0, neighbours=1), **silent)))  # type: ignore[arg-type]
+    assert len(scheduler.reports) == 40
+    (last,) = scheduler.reports[-1].measurements
+    assert (last.forecast.util, last.forecast.memory, last.forecast.peak_memory_bytes) == ({}, {}, 0.0)
+    assert (last.profile.source, last.profile.solo_step_rate) == ("unknown", pytest.approx(10.0))
+    assert prm.forecast("a") is None
+
+
 ABSURD = [
     replace(window("a", 1), util_mean=2.5, util_peak=2.5),
     replace(window("a", 1), util_mean=math.nan),
