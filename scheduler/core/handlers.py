@@ -350,7 +350,7 @@ def _measured(turn: Turn, measurement: JobMeasurement) -> None:
     progress = state.progress.get(measurement.job_id)
     if progress is not None:
         state.note_progress(job, at_speed(progress, _speed(job, signature, profile), turn.now))
-    if profile.source == "history":
+    if measurement.profile.source == "history":  # what is planned with may have been learnt on GPUs of another type
         state.learn(job.spec.fingerprint, profile, state.gpus[gpu_id].gpu_type)
     if profile != job.profile:
         turn.dirty = turn.dirty or _moves_placement(turn, job.profile, profile)
@@ -377,13 +377,15 @@ def _note_pace(turn: Turn, job: Job, signature: Signature, profile: DemandProfil
 
 
 def _known(job: Job, measured: DemandProfile) -> DemandProfile:
-    """Return what is known of a job: where its utilisation cannot be read, that stays what it was planned with."""
+    """Return what is known of a job: where its utilisation cannot be read, that stays what it was planned with.
+
+    So does a utilisation that is hinted at alone. A step rate was measured on GPUs of this type or is not known.
+    """
     planned = job.profile
-    if measured.source != "unknown" or planned is None or planned.source == "unknown":
+    if measured.source != "unknown" or planned is None:
         return measured
     memory = max((each.memory_bytes for each in (planned, measured) if each.memory_bytes is not None), default=None)
-    rate = planned.solo_step_rate if measured.solo_step_rate is None else measured.solo_step_rate
-    return replace(planned, memory_bytes=memory, solo_step_rate=rate)
+    return replace(planned, memory_bytes=memory, solo_step_rate=measured.solo_step_rate)
 
 
 def _signal(measurement: JobMeasurement, profile: DemandProfile) -> UsageSignal:

@@ -21,8 +21,8 @@ def foresee(turn: Turn, gpu_ids: Iterable[str]) -> None:
 
     A share grows towards the 99th percentile of its forecast for as long as there is room, which costs nobody anything.
     To have a neighbour leave costs it something: for that the median has to be above the share, and the neighbour must
-    have had its rest. If nobody can leave, the job runs on, since a forecast may be wrong. A forecast that rests on an
-    estimate is a reason to grow only.
+    have had its rest. If nobody can leave, the job runs on, since a forecast may be wrong. A forecast is a reason to
+    grow only where it rests on an estimate, be it on another of its GPUs, or where nothing is read here now.
     """
     state = turn.state
     if state.settings.placement.policy == "static":
@@ -31,11 +31,14 @@ def foresee(turn: Turn, gpu_ids: Iterable[str]) -> None:
         ids = [job.spec.job_id for job in state.residents(gpu_id)] if gpu_id in state.gpus else []
         for job in (state.jobs[job_id] for job_id in ids):  # as it is now: one before it may have had it leave
             share = next(share for share in job.lease.shares if share.gpu_id == gpu_id) if job.lease else None
-            usage = state.usage.get(job.spec.job_id, {}).get(gpu_id)
+            used = state.usage.get(job.spec.job_id, {})
+            usage = used.get(gpu_id)
             if share is None or usage is None or not usage.signal.measured or job.state is not JobState.RUNNING:
                 continue
-            if usage.signature.memory_estimated:
+            if any(each.signature.memory_estimated for each in used.values()):
                 continue  # others may have a part of it
+            if usage.signature.memory_peak_bytes is None:
+                continue  # what is forecast is old, what earlier runs needed, or another GPU's
             expected = usage.signal.memory_p50_bytes or 0.0
             bounds = (state.gpus[gpu_id].memory_bytes, job.limits.memory_bytes, job.ceiling.memory_bytes)
             most = min(bound for bound in bounds if bound is not None)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from scheduling import GIB, Driver, half, host, measurement, profile, report, settings, sharer, spec
 
-from cotenant.scheduler.core import queries
+from cotenant.forecasting.types import UNKNOWN_PROFILE, JobMeasurement
+from cotenant.scheduler.core import queries, slowdowns
 from cotenant.scheduler.core.events import (
     HostJoined,
     JobExited,
@@ -18,6 +19,15 @@ from cotenant.scheduler.core.events import (
 )
 from cotenant.scheduler.core.model import Bounds
 from cotenant.scheduler.resources import resources_view
+
+
+def unread(
+    job_id: str, gpu_id: str, memory: int | None = GIB, rate: float | None = 10.0, **window: Any
+) -> JobMeasurement:
+    """A measurement of a job whose utilisation cannot be read; keywords change the signature."""
+    known = replace(UNKNOWN_PROFILE, memory_bytes=memory, solo_step_rate=rate)
+    seen = measurement(job_id, gpu_id, known, util_mean=None, util_peak=None, **window)
+    return replace(seen, forecast=replace(seen.forecast, util={}))
 
 
 class TestMemoryOverrun:
@@ -117,6 +127,47 @@ class TestMeasurements:
         job = driver.job("a3")
         assert job.lease is not None
         assert (job.lease.shares[0].gpu_id, job.profile) == ("h2-0", replace(new, fingerprint="fp-a"))
+
+    @pytest.mark.parametrize("hints", [{"compute": 0.3}, {"compute": 0.3, "gpu_memory": 3 * GIB}])
+    def test_where_utilisation_cannot_be_read_a_job_stays_what_its_hints_say(self, hints: dict[str, Any]) -> None:
+        driver = Driver(host())
+        driver.run(spec("a", **hints))
+        for _ in range(9):
+            driver.do(report("h1", unread("a", "h1-0", memory=2 * GIB)))
+        known = driver.job("a").profile
+        assert known is not None
+        assert (known.util_mean, known.util_p95, known.solo_step_rate) == (0.3, 0.3, 10.0)
+        driver.run(spec("b", compute=0.6, gpu_memory=3 * GIB))
+        if "gpu_memory" in hints:
+            assert driver.state("b") == "RUNNING"
+            assert driver.job("a").lease.shares[0].compute < 0.4  # type: ignore[union-attr]
+
+    def test_what_cannot_be_read_on_one_type_is_not_learnt_of_it(self) -> None:
+        """Neither is the rate on another type taken for that on this one: nobody is slower than alone for that."""
+        other = host("h2")
+        driver = Driver(host("h1"), replace(other, gpus=tuple(replace(gpu, gpu_type="mig") for gpu in other.gpus)))
+        driver.run(replace(half("a"), fingerprint="fp"), replace(half("b"), fingerprint="fp"))
+        on = {job.lease.shares[0].gpu_id: job.spec.job_id for job in driver.core.state.jobs.values() if job.lease}
+        driver.do(report("h1", measurement(on["h1-0"], "h1-0", profile(rate=50.0))))
+        late = driver.job(on["h2-0"])
+        driver.core.state.put(replace(late, profile=driver.core.state.profiles["fp"]))  # as a later run of it has it
+        for rate in (None, 10.0):
+            driver.do(report("h2", unread(on["h2-0"], "h2-0", rate=rate, neighbours=1)))
+            known = driver.job(on["h2-0"]).profile
+            assert known is not None
+            assert (known.util_mean, known.solo_step_rate) == (0.4, rate)
+            assert driver.core.state.moves.hurt_since == {}
+        assert set(driver.core.state.typed_profiles["fp"]) == {"cpu-1"}
+
+    def test_a_job_of_which_only_steps_are_known_is_found_slowed_down(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"), half("b"))
+        slow = unread("a", "h1-0", memory=None, neighbours=1, memory_bytes=None, memory_peak_bytes=None, step_rate=2.0)
+        driver.do(report("h1", replace(slow, forecast=replace(slow.forecast, memory={}))))
+        assert driver.core.state.moves.hurt_since == {"a": driver.now}
+        assert slowdowns.measured(driver.core.state, driver.job("a")) == pytest.approx(5.0)
+        (share,) = (share for share in driver.job("a").lease.shares)  # type: ignore[union-attr]
+        assert share.memory_bytes == 3 * GIB
 
     def test_a_job_of_a_known_fingerprint_starts_with_its_profile(self) -> None:
         driver = Driver(host(gpus=2))

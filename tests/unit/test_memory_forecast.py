@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scheduling import GIB, Driver, gone, host, measurement, profile, report, settings, sharer, spec
+from scheduling import GIB, Driver, gone, host, measurement, on, profile, report, settings, sharer, spec
 
 from cotenant.configs.settings import CheckpointSettings, RebalanceSettings, ResizeSettings, Settings
 from cotenant.forecasting.types import UNKNOWN_PROFILE, Quantiles
@@ -64,6 +64,44 @@ def test_nobody_leaves_for_a_forecast_that_rests_on_an_estimate() -> None:
     (share,) = driver.job("big").lease.shares  # type: ignore[union-attr]
     assert share.memory_bytes == 5 * GIB  # what nobody has
     expect(driver, 6, memory_source="process")
+    assert [stop.job_id for stop in driver.stops()] == ["small"]
+
+
+UNREAD = {"memory_bytes": None, "memory_peak_bytes": None}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "leaves"),
+    [
+        ({}, {}, True),
+        ({}, UNREAD, True),
+        (UNREAD, {}, False),  # what is forecast is the other GPU's
+        (UNREAD, {"memory_source": "device"}, False),
+        ({}, {"memory_source": "device"}, False),  # a part of that may be of others
+    ],
+)
+def test_nobody_leaves_for_what_was_read_on_another_gpu(
+    here: dict[str, Any], there: dict[str, Any], leaves: bool
+) -> None:
+    driver = Driver(host(gpus=2))
+    driver.run(spec("big", gpus=2, gpu_memory=4 * GIB, compute=0.4), sharer("small", compute=0.4))
+    driver.do(Tick(), after_s=REST_S)
+    both = []
+    for gpu_id in on(driver, "big"):
+        window = {"memory_source": "process"} | (here if [gpu_id] == on(driver, "small") else there)
+        seen = measurement("big", gpu_id, profile(util=0.4, memory=4 * GIB), **window)
+        memory = dict.fromkeys(seen.forecast.memory, Quantiles(*[6.0 * GIB] * 5))
+        both.append(replace(seen, forecast=replace(seen.forecast, memory=memory)))
+    driver.do(report("h1", *both))
+    assert bool(driver.stops()) == leaves
+
+
+def test_nobody_leaves_for_a_forecast_while_nothing_is_read() -> None:
+    """Be it old, or what earlier runs needed: readings may be missing now and then, or never come."""
+    driver = pair()
+    expect(driver, 6, memory_bytes=None, memory_peak_bytes=None)
+    assert driver.stops() == []
+    expect(driver, 6)
     assert [stop.job_id for stop in driver.stops()] == ["small"]
 
 
