@@ -150,7 +150,7 @@ class Prm:
     def forecast(self, job_id: str) -> ForecastView | None:
         """Return what a job is expected to demand; None before its first window, and once it has ended."""
         windows, found = self._jobs.get(job_id), self._forecaster.forecast(job_id)
-        return forecast_view(found, windows[-1], self._forecaster.serves(job_id)) if windows and found else None
+        return forecast_view(found, windows, self._forecaster.serves(job_id)) if windows and found else None
 
     def forecast_scores(self, job_id: str) -> list[DemandScoreView] | None:
         """Return how good the demand forecasts of a job were lately; None when it is not known."""

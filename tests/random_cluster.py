@@ -12,7 +12,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduling import GIB, half, host, measurement, profile, report, settings, spec
+from scheduling import GIB, half, host, measurement, profile, report, settings, spec, without
 from simulated_agents import Agent, Part
 
 from cotenant.configs.settings import (
@@ -314,8 +314,11 @@ class Cluster(RuleBasedStateMachine):
         util=st.sampled_from([0.05, 0.3, 0.6, 0.95]),
         held_back=st.sampled_from([0.0, 0.4]),
         expected=st.lists(st.sampled_from([1, 1, 2, 4, 6, 9]), min_size=1, max_size=3),
+        missing=st.lists(st.sampled_from(["", "", "", "util", "memory", "util memory"]), min_size=1, max_size=3),
     )
-    def jobs_are_measured(self, data: st.DataObject, util: float, held_back: float, expected: list[int]) -> None:
+    def jobs_are_measured(
+        self, data: st.DataObject, util: float, held_back: float, expected: list[int], missing: list[str]
+    ) -> None:
         found = [agent for agent in self.agents.values() if agent.reachable and agent.parts]
         agent = data.draw(st.sampled_from(found))
         known = profile(util=util, memory=GIB)
@@ -329,6 +332,7 @@ class Cluster(RuleBasedStateMachine):
             replace(each, forecast=replace(each.forecast, memory=dict.fromkeys((1, 60), levels[row % len(levels)])))
             for row, each in enumerate(windows)
         ]
+        seen = [without(each, missing[row % len(missing)]) for row, each in enumerate(seen)]
         self.happen(report(agent.host.host_id, *seen))
 
     @precondition(lambda self: self.parts("running"))

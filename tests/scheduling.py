@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cotenant.configs.settings import LeaseSettings, PlacementSettings, Settings
-from cotenant.forecasting.types import DemandProfile, Forecast, JobMeasurement, Quantiles, Signature
+from cotenant.forecasting.types import UNKNOWN_PROFILE, DemandProfile, Forecast, JobMeasurement, Quantiles, Signature
 from cotenant.scheduler.core.commands import Command, ResizeShares, StartJob, StopJob
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import Event, HostJoined, JobExited, JobStarted, JobSubmitted, MeasurementsReported
@@ -80,6 +80,20 @@ def measurement(job_id: str, gpu_id: str, known: DemandProfile | None = None, **
     memory = Quantiles(*[float(known.memory_bytes or 0)] * 5)
     forecast = Forecast(job_id, {1: util, 5: util}, {1: memory, 60: memory}, float(known.memory_bytes or 0), 60)
     return JobMeasurement(job_id, f"fp-{job_id}", replace(signature, **window), forecast, known)
+
+
+def without(seen: JobMeasurement, missing: str) -> JobMeasurement:
+    """The measurement on a device that never told "util", "memory" or both: None of it is known, nothing forecast."""
+    signature, forecast, known = seen.signature, seen.forecast, seen.profile
+    if "util" in missing:
+        signature = replace(signature, util_mean=None, util_peak=None, util_source=None)
+        forecast = replace(forecast, util={})
+        known = replace(UNKNOWN_PROFILE, memory_bytes=known.memory_bytes, solo_step_rate=known.solo_step_rate)
+    if "memory" in missing:
+        signature = replace(signature, memory_bytes=None, memory_peak_bytes=None, memory_source=None)
+        forecast = replace(forecast, memory={}, peak_memory_bytes=0.0)
+        known = replace(known, memory_bytes=None)
+    return replace(seen, signature=signature, forecast=forecast, profile=known)
 
 
 def report(host_id: str, *measurements: JobMeasurement) -> MeasurementsReported:

@@ -402,7 +402,7 @@ def _usage_view(state: State, job: Job, controls: str) -> UsageView | None:
     utils = _known(windows, "util_mean")
     return UsageView(
         util_mean=sum(utils) / len(utils) if utils else None,
-        memory_bytes=_sum(_known(windows, "memory_bytes")),
+        memory_bytes=_sum(windows, "memory_bytes"),
         step_rate=min(_known(windows, "step_rate"), default=None),
         throttled_fraction=max(_known(windows, "throttled_fraction"), default=None),
         measured_at=max(one.measured_at for one in usage),
@@ -428,8 +428,8 @@ def _gpu_view(state: State, gpu: Gpu) -> GpuView:
         memory_bytes=gpu.memory_bytes,
         memory_reserved_bytes=sum(resident.share.memory_bytes for resident in view.residents),
         compute_granted=sum(resident.share.compute for resident in view.residents),
-        util=_sum(_known(windows, "util_mean")),
-        memory_used_bytes=_sum(_known(windows, "memory_bytes")),
+        util=_sum(windows, "util_mean"),
+        memory_used_bytes=_sum(windows, "memory_bytes"),
         healthy=gpu.healthy,
         note=view.note,
         jobs=[resident.job_id for resident in view.residents],
@@ -454,5 +454,7 @@ def _known(windows: Sequence[Signature], name: str) -> list[float]:
     return [float(reading) for reading in readings if reading is not None]
 
 
-def _sum(readings: Sequence[float]) -> float | None:
-    return sum(readings) if readings else None
+def _sum(windows: Sequence[Signature], name: str) -> float | None:
+    """The sum of the readings; None where one is missing: the rest would be taken for all of it."""
+    readings = _known(windows, name)
+    return sum(readings) if readings and len(readings) == len(windows) else None

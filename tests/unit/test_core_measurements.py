@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scheduling import GIB, Driver, half, host, measurement, profile, report, settings, sharer, spec
+from scheduling import GIB, Driver, half, host, measurement, profile, report, settings, sharer, spec, without
 
-from cotenant.forecasting.types import UNKNOWN_PROFILE, JobMeasurement
 from cotenant.scheduler.core import queries, slowdowns
 from cotenant.scheduler.core.events import (
     HostJoined,
@@ -19,15 +18,6 @@ from cotenant.scheduler.core.events import (
 )
 from cotenant.scheduler.core.model import Bounds
 from cotenant.scheduler.resources import resources_view
-
-
-def unread(
-    job_id: str, gpu_id: str, memory: int | None = GIB, rate: float | None = 10.0, **window: Any
-) -> JobMeasurement:
-    """A measurement of a job whose utilisation cannot be read; keywords change the signature."""
-    known = replace(UNKNOWN_PROFILE, memory_bytes=memory, solo_step_rate=rate)
-    seen = measurement(job_id, gpu_id, known, util_mean=None, util_peak=None, **window)
-    return replace(seen, forecast=replace(seen.forecast, util={}))
 
 
 class TestMemoryOverrun:
@@ -133,7 +123,7 @@ class TestMeasurements:
         driver = Driver(host())
         driver.run(spec("a", **hints))
         for _ in range(9):
-            driver.do(report("h1", unread("a", "h1-0", memory=2 * GIB)))
+            driver.do(report("h1", without(measurement("a", "h1-0"), "util")))
         known = driver.job("a").profile
         assert known is not None
         assert (known.util_mean, known.util_p95, known.solo_step_rate) == (0.3, 0.3, 10.0)
@@ -152,7 +142,8 @@ class TestMeasurements:
         late = driver.job(on["h2-0"])
         driver.core.state.put(replace(late, profile=driver.core.state.profiles["fp"]))  # as a later run of it has it
         for rate in (None, 10.0):
-            driver.do(report("h2", unread(on["h2-0"], "h2-0", rate=rate, neighbours=1)))
+            seen = without(measurement(on["h2-0"], "h2-0", neighbours=1), "util")
+            driver.do(report("h2", replace(seen, profile=replace(seen.profile, solo_step_rate=rate))))
             known = driver.job(on["h2-0"]).profile
             assert known is not None
             assert (known.util_mean, known.solo_step_rate) == (0.4, rate)
@@ -162,12 +153,32 @@ class TestMeasurements:
     def test_a_job_of_which_only_steps_are_known_is_found_slowed_down(self) -> None:
         driver = Driver(host())
         driver.run(half("a"), half("b"))
-        slow = unread("a", "h1-0", memory=None, neighbours=1, memory_bytes=None, memory_peak_bytes=None, step_rate=2.0)
-        driver.do(report("h1", replace(slow, forecast=replace(slow.forecast, memory={}))))
+        slow = measurement("a", "h1-0", neighbours=1, step_rate=2.0)
+        driver.do(report("h1", without(slow, "util memory")))
         assert driver.core.state.moves.hurt_since == {"a": driver.now}
         assert slowdowns.measured(driver.core.state, driver.job("a")) == pytest.approx(5.0)
         (share,) = (share for share in driver.job("a").lease.shares)  # type: ignore[union-attr]
         assert share.memory_bytes == 3 * GIB
+
+    @pytest.mark.parametrize("missing", ["util", "memory", "util memory"])
+    def test_a_sum_in_which_a_reading_is_missing_is_not_known(self, missing: str) -> None:
+        driver = Driver(host(gpus=2))
+        driver.run(half("a", gpus=2), half("b"))
+        (beside,) = (share.gpu_id for share in driver.job("b").lease.shares)  # type: ignore[union-attr]
+        seen = [measurement(*place) for place in (("a", "h1-0"), ("a", "h1-1"), ("b", beside))]
+        driver.do(report("h1", *(without(each, missing) if each.job_id == "b" else each for each in seen)))
+        of = {gpu.gpu_id: gpu for gpu in queries.gpus(driver.core.state)}
+        here, other = of.pop(beside), of.popitem()[1]
+        assert (here.util is None, here.memory_used_bytes is None) == ("util" in missing, "memory" in missing)
+        assert (other.util, other.memory_used_bytes) == (0.4, 2 * GIB)
+        used = queries.job(driver.core.state, "a").usage
+        assert used is not None
+        assert (used.util_mean, used.memory_bytes) == (0.4, 4 * GIB)
+        driver.do(report("h1", without(measurement("a", beside), missing)))
+        used = queries.job(driver.core.state, "a").usage
+        assert used is not None
+        assert used.util_mean == 0.4  # a mean: of what is read
+        assert used.memory_bytes == (None if "memory" in missing else 4 * GIB)
 
     def test_a_job_of_a_known_fingerprint_starts_with_its_profile(self) -> None:
         driver = Driver(host(gpus=2))

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import GIB, profile, window
 
+from cotenant.actors.forecasts import forecast_view
 from cotenant.forecasting.demand import EwQuantileForecaster, MixtureForecaster
 from cotenant.forecasting.scoring import ForecastScores
-from cotenant.forecasting.types import Quantiles, Signature
+from cotenant.forecasting.types import MemorySource, Quantiles, Signature
 
 Readings = list[tuple[int, bool, bool]]  # GPU, whether utilisation and memory are read; one a second
 
@@ -88,3 +89,29 @@ def scored(seen: Sequence[Signature]) -> ForecastScores:
 def test_a_peak_that_was_not_forecast_is_not_held_against_forecasts() -> None:
     late = [replace(window(second, 0.5), memory_bytes=None, memory_peak_bytes=None) for second in range(400)]
     assert scored([*late, *(window(second, 0.5) for second in range(400, 500))]).overall().peaks_scored == 0
+
+
+def from_source(second: int, gpu_id: str, source: MemorySource | None) -> Signature:
+    return replace(window(second, gpu_id=gpu_id), util_source=source, memory_source=source)
+
+
+@pytest.mark.parametrize(
+    ("sources", "estimated"),
+    [
+        ([("g0", "process"), ("g1", "process")], False),
+        ([("g0", "device"), ("g1", "process")], True),
+        ([("g0", "device"), ("g1", None), ("g0", None)], True),
+        ([("g0", "device"), ("g0", "process"), ("g0", None)], False),
+        ([("g0", None)], False),
+    ],
+)
+def test_a_forecast_rests_on_an_estimate_when_the_last_reading_of_any_gpu_is_one(
+    sources: list[tuple[str, MemorySource | None]], estimated: bool
+) -> None:
+    forecaster = MixtureForecaster()
+    seen = [from_source(second, *of) for second, of in enumerate(sources)]
+    forecaster.observe_batch(seen)
+    said = forecaster.forecast("job")
+    assert said is not None
+    view = forecast_view(said, seen, "mixture")
+    assert (view.util_estimated, view.memory_estimated) == (estimated, estimated)

@@ -96,7 +96,7 @@ def test_a_peak_that_is_exceeded_within_five_minutes_was_forecast_too_low() -> N
 def test_the_largest_memory_until_the_end_is_no_less_than_at_any_moment_until_then(peak: float, largest: float) -> None:
     """A minute ahead 1.5 GiB are exceeded once in a hundred times: until the end more is not less."""
     said = forecast(peak=peak * GIB)
-    told = forecast_view(said, window(0, 0.5), "mixture")
+    told = forecast_view(said, [window(0, 0.5)], "mixture")
     assert told.peak_memory_bytes == largest * GIB
     assert all(told.peak_memory_bytes >= row.p99 for row in told.memory)
     scores = ForecastScores()
