@@ -24,6 +24,7 @@ KEPT_ANSWERS = 16
 NO_POWER = (
     "power belongs to whole GPUs, not to shares of them: an administrator limits it with enforcement.power_limit_w"
 )
+UNREAD = "what is in use cannot be read now"
 RESTART = "its processes were capped when they started: more takes effect when it starts anew"
 
 
@@ -144,7 +145,9 @@ def _release(job: Job, event: ResourcesAsked, found: Room) -> tuple[ResourceAnsw
         why = "no compute is guaranteed to it: what it does not use goes to others by itself"
     else:
         least, held = found.needed, found.share
-        why = f"{memory_text(found.used or 0.0)} are in use, {memory_text(least)} with what is forecast and kept spare"
+        in_use = UNREAD if found.used is None else f"{memory_text(found.used)} are in use"
+        forecast = f"{memory_text(least)} with what is forecast and kept spare"
+        why = f"{in_use}, {forecast}" if least else f"{in_use}; all that was reserved is given back"
     kept = max(held - event.amount, least)
     released = min(event.amount, held - kept)
     if released <= 0.0:
@@ -197,10 +200,14 @@ def _new_shares(job: Job, event: ResourcesAsked, answer: ResourceAnswer) -> dict
 
 
 def _forget_peak(state: State, job: Job) -> None:
-    """Have the memory it once used count for nothing, which would be reserved for it again."""
+    """Have the memory it once used count for nothing, which would be reserved for it again.
+
+    It is all that is known where nothing is read now.
+    """
     for share in job.lease.shares if job.lease else ():
         memory = state.resize_memory.get(share.gpu_id)
-        if memory is not None:
+        usage = state.usage.get(job.spec.job_id, {}).get(share.gpu_id)
+        if memory is not None and usage is not None and usage.signature.memory_peak_bytes is not None:
             peaks = {job_id: peak for job_id, peak in memory.memory_peak.items() if job_id != job.spec.job_id}
             state.resize_memory[share.gpu_id] = replace(memory, memory_peak=peaks)
 
@@ -235,7 +242,7 @@ def room_on(state: State, job: Job, share: Share, resource: Resource) -> Room:
         most, why = min(bounds)
         used = usage.signature.memory_peak_bytes if usage else None
         guaranteed = float(min(share.memory_bytes, job.wanted.memory_bytes or 0))
-        again = _needed_memory(state, view, job) or 0
+        again = max(_needed_memory(state, view, job) or 0, math.ceil(used or 0.0))  # starting up, it has no need yet
         best, limit = max(most, share.memory_bytes), job.limits.memory_bytes
         return Room(share.memory_bytes, best, why, guaranteed, used, limit, again)
     needed = math.fsum(_needed(state, view, other) for other in view.residents if other.job_id != job.spec.job_id)
@@ -247,14 +254,20 @@ def room_on(state: State, job: Job, share: Share, resource: Resource) -> Room:
 
 
 def _needed_memory(state: State, view: GpuView, job: Job) -> int | None:
-    """Return what usage-based resizing would reserve for it, had it never used more than now: it knows best."""
+    """Return what usage-based resizing would reserve for it, had it never used more than now: it knows best.
+
+    Where nothing is read now, what was read before counts.
+    """
     usage = state.usage.get(job.spec.job_id, {}).get(view.gpu_id)
     if usage is None:
         return None
     resident = next(resident for resident in view.residents if resident.job_id == job.spec.job_id)
     alone = replace(resident, least_memory=0, most_memory=None)
     margin = state.settings.placement.memory_margin
-    return memory_target(alone, usage.signal, usage.signature.memory_peak_bytes, margin)
+    before, peak = state.resize_memory.get(view.gpu_id), usage.signature.memory_peak_bytes
+    if peak is None and before is not None:
+        peak = before.memory_peak.get(job.spec.job_id)
+    return memory_target(alone, usage.signal, peak, margin)
 
 
 def _needed(state: State, view: GpuView, other: Resident) -> float:

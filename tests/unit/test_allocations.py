@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from scheduling import GIB, Driver, half, host, measurement, profile, report, settings, spec
+from scheduling import GIB, Driver, half, host, measurement, profile, report, settings, spec, without
 
 from cotenant.configs.settings import AccountSettings, SchedulingSettings
 from cotenant.forecasting.types import Forecast, Quantiles
@@ -84,6 +84,34 @@ def test_memory_is_given_back_as_far_as_it_is_free(two):
     assert two.share("a")[0] == 2256 * MIB
     assert two.ask("a", "release", "memory", 1).status == "refused"
     assert two.ask("b", "request", "memory", 2.5 * GIB).status == "granted"
+
+
+def test_what_is_in_use_stays_before_the_first_step_too(two):
+    """What a known program will need is not judged by how it starts up; what it uses is not given back all the same."""
+    two.do(report("h1", measurement("a", "h1-0", profile(), step_rate=None)))
+    answer = two.ask("a", "release", "memory", 100 * GIB)
+    assert (answer.status, two.share("a")[0]) == ("partly", 2 * GIB)
+
+
+def test_of_memory_that_was_never_read_nobody_says_that_none_is_in_use():
+    driver = Asking(host())
+    driver.run(half("a"))
+    driver.do(report("h1", without(measurement("a", "h1-0"), "memory")))
+    assert resources_view(driver.core.state, driver.job("a")).memory.used is None
+    answer = driver.ask("a", "release", "memory", GIB)
+    assert (answer.status, driver.share("a")[0]) == ("granted", 2 * GIB)
+    answer = driver.ask("a", "release", "memory", 100 * GIB)
+    assert answer.reason == "what is in use cannot be read now; all that was reserved is given back"
+
+
+def test_while_no_memory_is_read_what_was_read_before_is_not_given_back(two):
+    """Readings come and go: what they said stays true, however often it is asked."""
+    for _ in range(3):
+        now = measurement("a", "h1-0", profile(), memory_bytes=None, memory_peak_bytes=None)
+        two.do(report("h1", now))
+        answer = two.ask("a", "release", "memory", 100 * GIB)
+        assert answer.reason == "what is in use cannot be read now, 2.2 GiB with what is forecast and kept spare"
+        assert two.share("a")[0] == 2256 * MIB
 
 
 @pytest.mark.parametrize("forecast", [None, GIB // 2, 2 * GIB, 5 * GIB])
