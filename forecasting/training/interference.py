@@ -281,7 +281,8 @@ def fit_interference(
 ) -> InterferenceModels:
     """Fit one model per GPU type and one over all types.
 
-    A type with fewer than ``LEAST_ROWS`` ordered pairs gets no model of its own; the pooled one serves it.
+    A type with fewer than ``LEAST_ROWS`` ordered pairs gets no model of its own; the pooled one serves it. So it does a
+    type on which no utilisation can be read (MIG instances), whose pairs teach nothing of jobs never met.
 
     Args:
         observations: Measured pairs (larger sets are left out); every job needs a fingerprint.
@@ -293,20 +294,25 @@ def fit_interference(
     Raises:
         ValueError: Too few pairs for any model, or no utilisation was measured.
     """
-    types = sorted({each.gpu_type for each in observations})
+    blind = {each.gpu_type for each in observations} - {each.gpu_type for each in observations if _tells_use(each)}
+    told = [each for each in observations if each.gpu_type not in blind] or observations  # of none: refused below
     models: dict[str, PairModel] = {}
     metrics: dict[str, float] = {}
-    for gpu_type in types:
-        mine = [each for each in observations if each.gpu_type == gpu_type]
+    for gpu_type in sorted({each.gpu_type for each in told}):
+        mine = [each for each in told if each.gpu_type == gpu_type]
         table = pairs_of(mine, _features_of(mine))
         if len(table) >= LEAST_ROWS:
             models[gpu_type] = fit_pairs(table, mode, options)
             metrics |= {f"{gpu_type}: {name}": value for name, value in _metrics(models[gpu_type]).items()}
     # The same program on another GPU type is another job: what it is there says nothing exact about here.
-    renamed = [_on_its_type(each) for each in observations]
+    renamed = [_on_its_type(each) for each in told]
     pooled = fit_pairs(pairs_of(renamed, _features_of(renamed)), mode, options)
     card = ModelCard(source, licence, _fingerprint(observations), metrics)
     return InterferenceModels(models, pooled, card)
+
+
+def _tells_use(observation: Observation) -> bool:
+    return any(math.isfinite(features(job)[UTIL]) for job in (observation.focal, *observation.others))
 
 
 def _features_of(observations: Sequence[Observation]) -> tuple[str, ...]:

@@ -8,12 +8,14 @@ from dataclasses import astuple, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interference_tables import measured
 from packing import GIB, profile, window
 
 from cotenant.actors.forecasts import forecast_view
 from cotenant.forecasting.demand import EwQuantileForecaster, MixtureForecaster
 from cotenant.forecasting.scoring import ForecastScores
-from cotenant.forecasting.types import MemorySource, Quantiles, Signature
+from cotenant.forecasting.training.interference import fit_interference
+from cotenant.forecasting.types import DemandProfile, MemorySource, Quantiles, Signature
 
 Readings = list[tuple[int, bool, bool]]  # GPU, whether utilisation and memory are read; one a second
 
@@ -115,3 +117,26 @@ def test_a_forecast_rests_on_an_estimate_when_the_last_reading_of_any_gpu_is_one
     assert said is not None
     view = forecast_view(said, seen, "mixture")
     assert (view.util_estimated, view.memory_estimated) == (estimated, estimated)
+
+
+def blind(job: DemandProfile) -> DemandProfile:
+    """What is known of a job on a MIG instance, whose driver tells no utilisation."""
+    return replace(job, util_mean=1.0, util_p95=1.0, observed_s=0.0, source="unknown")
+
+
+def test_a_gpu_type_without_utilisation_spoils_the_models_of_no_other() -> None:
+    seen = measured()
+    unread = [
+        replace(each, gpu_type="mig", focal=blind(each.focal), others=tuple(map(blind, each.others))) for each in seen
+    ]
+    (gpu_type,) = {each.gpu_type for each in seen}
+    alone, beside = (fit_interference(each, "test", "none", "timeslice") for each in (seen, [*unread, *seen]))
+    assert set(beside.models) == {gpu_type}
+    members = [[each.focal, *each.others] for each in seen[:5]]
+    for there in (gpu_type, "mig", "another"):
+        for each in members:
+            assert beside.predictor(()).predict(each, there) == alone.predictor(()).predict(each, there)
+    met = beside.predictor(unread).predict([unread[0].focal, *unread[0].others], "mig")[0]
+    assert met.mid == pytest.approx(unread[0].throughput, abs=0.15)  # what was measured there is known all the same
+    with pytest.raises(ValueError, match="util_mean: no measured job has one"):
+        fit_interference(unread, "test", "none", "timeslice")
