@@ -237,7 +237,10 @@ _HELP: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "anti_affinity": _says("wait for the jobs to end that it is kept apart from, or say less in anti_affinity"),
     "instance": _says("ask for 1 GPU, or for GPUs that are not partitioned"),
     "instance_wanted": _says("allow sharing a MIG instance (isolation none), or wait for one to be free"),
-    "unprofiled_resident": _says("wait a few seconds until the neighbour is measured"),
+    "unprofiled_resident": _says(
+        "wait a few seconds until the neighbour is measured; where utilisation cannot be read (on many MIG instances), "
+        "nobody joins a job that does not give both gpu_memory and compute"
+    ),
     "unprofiled_self": _says("give gpu_memory and compute, so that the job need not be measured alone first"),
     "share_limit": _says("wait for a job to end, or raise max_jobs_per_gpu"),
     "not_schedulable": _says("bring the unavailable GPUs back ('cotenant doctor' on their hosts says why)"),

@@ -350,8 +350,11 @@ def _measured(turn: Turn, measurement: JobMeasurement) -> None:
     progress = state.progress.get(measurement.job_id)
     if progress is not None:
         state.note_progress(job, at_speed(progress, _speed(job, signature, profile), turn.now))
-    if measurement.profile.source == "history":  # what is planned with may have been learnt on GPUs of another type
-        state.learn(job.spec.fingerprint, profile, state.gpus[gpu_id].gpu_type)
+    told = measurement.profile
+    if told.source == "history":  # what it was planned with may have been learnt on GPUs of another type
+        read = told.memory_bytes == profile.memory_bytes
+        learnt = profile if read else replace(profile, memory_bytes=told.memory_bytes)
+        state.learn(job.spec.fingerprint, learnt, state.gpus[gpu_id].gpu_type)
     if profile != job.profile:
         turn.dirty = turn.dirty or _moves_placement(turn, job.profile, profile)
         state.put(replace(job, profile=profile))
@@ -377,13 +380,15 @@ def _note_pace(turn: Turn, job: Job, signature: Signature, profile: DemandProfil
 
 
 def _known(job: Job, measured: DemandProfile) -> DemandProfile:
-    """Return what is known of a job: where its utilisation cannot be read, that stays what it was planned with.
+    """Return what is known of a job: what cannot be read of it stays as it was planned with.
 
     So does a utilisation that is hinted at alone. A step rate was measured on GPUs of this type or is not known.
     """
     planned = job.profile
-    if measured.source != "unknown" or planned is None:
+    if planned is None:
         return measured
+    if measured.source != "unknown":
+        return measured if measured.memory_bytes is not None else replace(measured, memory_bytes=planned.memory_bytes)
     memory = max((each.memory_bytes for each in (planned, measured) if each.memory_bytes is not None), default=None)
     return replace(planned, memory_bytes=memory, solo_step_rate=measured.solo_step_rate)
 

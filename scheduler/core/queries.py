@@ -202,7 +202,7 @@ def explain(
         details = ["holds nothing of any GPU; 'cotenant resume' lets it go on", *tell_frozen(state, job, now)]
     elif job.lease is not None:
         details = [*_where_it_is(state, job), *(tell_slowdown(slower) if slower else ())]
-        details += [*tell_measured(state, job), *_estimated(state, job)]
+        details += [*tell_measured(state, job), *_estimated(state, job), *_unread(state, job)]
         details += [*refused_growth(state, job), *asked_for(state, job, now)]
         details += [*freezable(state, job), *([f"control: {controls}"] if controls else [])]
     if not job.state.terminal:
@@ -268,6 +268,21 @@ def _estimated(state: State, job: Job) -> list[str]:
         return []
     are = "are estimates" if len(estimates) > 1 else "is an estimate"
     return [f"{' and '.join(estimates)} {are}: the device says what it does as a whole, not by job"]
+
+
+def _unread(state: State, job: Job) -> list[str]:
+    """Say why hardly anybody can join a job that cannot be measured."""
+    windows = [one.signature for one in state.usage.get(job.spec.job_id, {}).values()]
+    profile = job.profile
+    if not windows or profile is None or job.spec.hints.isolation == "hard":
+        return []
+    told = []
+    if profile.source == "unknown" and all(window.util_mean is None for window in windows):
+        told = ["utilisation cannot be read there: others join such a job only when it gives gpu_memory and compute"]
+    hinted = job.spec.hints.gpu_memory is not None
+    if profile.memory_bytes is None and not hinted and all(window.memory_bytes is None for window in windows):
+        told += ["memory cannot be read there: what is reserved stays reserved, unless it gives gpu_memory"]
+    return told
 
 
 def _closed(state: State, job: Job, now: float) -> list[str]:

@@ -197,12 +197,14 @@ def keep_longest(profiles: dict[str, DemandProfile], name: str, profile: DemandP
     """Keep the profile under this name, as the last one seen, unless a longer observation is known.
 
     One that says nearly the same is no news either until it is twice as long: a profile that changes has everything
-    looked at again that rests on it.
+    looked at again that rests on it. Memory that could not be read this time is as it was found before.
 
     Returns:
         Whether the one that is kept is another than before.
     """
     known = profiles.pop(name, None)
+    if known is not None and profile.memory_bytes is None:
+        profile = replace(profile, memory_bytes=known.memory_bytes)
     if known is None or known.observed_s <= profile.observed_s:
         stays = known is not None and 2.0 * known.observed_s > profile.observed_s and _alike(known, profile)
         profiles[name] = known if stays and known is not None else profile

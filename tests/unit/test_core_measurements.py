@@ -132,6 +132,20 @@ class TestMeasurements:
             assert driver.state("b") == "RUNNING"
             assert driver.job("a").lease.shares[0].compute < 0.4  # type: ignore[union-attr]
 
+    def test_where_memory_cannot_be_read_it_stays_as_planned_and_is_not_learnt(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        driver.do(report("h1", without(measurement("a", "h1-0", profile(util=0.2)), "memory")))
+        known, learnt = driver.job("a").profile, driver.core.state.profiles["fp-a"]
+        assert known is not None
+        assert (known.util_mean, known.memory_bytes) == (0.2, 3 * GIB)
+        assert (learnt.util_mean, learnt.memory_bytes) == (0.2, None)
+        driver.do(report("h1", measurement("a", "h1-0", profile(util=0.2, memory=GIB))))
+        assert driver.core.state.profiles["fp-a"].memory_bytes == GIB
+        driver.do(report("h1", without(measurement("a", "h1-0", profile(util=0.3, seconds=900.0)), "memory")))
+        learnt = driver.core.state.profiles["fp-a"]
+        assert (learnt.util_mean, learnt.memory_bytes) == (0.3, GIB)  # readings come and go
+
     def test_what_cannot_be_read_on_one_type_is_not_learnt_of_it(self) -> None:
         """Neither is the rate on another type taken for that on this one: nobody is slower than alone for that."""
         other = host("h2")
@@ -159,6 +173,30 @@ class TestMeasurements:
         assert slowdowns.measured(driver.core.state, driver.job("a")) == pytest.approx(5.0)
         (share,) = (share for share in driver.job("a").lease.shares)  # type: ignore[union-attr]
         assert share.memory_bytes == 3 * GIB
+
+    @pytest.mark.parametrize(
+        ("hints", "missing", "told"),
+        [
+            ({}, "util", ["utilisation"]),
+            ({}, "util memory", ["utilisation", "memory"]),
+            ({}, "memory", ["memory"]),
+            ({"compute": 0.3}, "util", ["utilisation"]),
+            ({"gpu_memory": 3 * GIB}, "memory", []),
+            ({"compute": 0.3, "gpu_memory": 3 * GIB}, "util memory", []),
+            ({"isolation": "hard"}, "util memory", []),
+        ],
+    )
+    def test_why_nobody_may_join_a_job_that_cannot_be_read(
+        self, hints: dict[str, Any], missing: str, told: list[str]
+    ) -> None:
+        driver = Driver(host())
+        driver.run(spec("a", **hints))
+        for _ in range(9):
+            driver.do(report("h1", without(measurement("a", "h1-0"), missing)))
+        lines = queries.explain(driver.core.state, "a", driver.now).details
+        assert [line.split()[0] for line in lines if "cannot be read there" in line] == told
+        driver.submit(half("b"))
+        assert (driver.state("b") == "QUEUED") == bool(told or "isolation" in hints)
 
     @pytest.mark.parametrize("missing", ["util", "memory", "util memory"])
     def test_a_sum_in_which_a_reading_is_missing_is_not_known(self, missing: str) -> None:
