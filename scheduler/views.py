@@ -34,7 +34,7 @@ class HistoryView(View):
 
 
 class UsageView(View):
-    """The last measured window of a running job. None = the device does not say.
+    """The last measured window of a running job. None = the device does not say, or of memory: not on each of its GPUs.
 
     ``util_estimated``, ``memory_estimated``: the device said it of itself only, not of the job.
     """
@@ -118,7 +118,8 @@ class GpuView(View):
     """A GPU with what it carries.
 
     ``held_for``: the job it is reserved for, so that others may not start there. ``note``: why nothing may.
-    ``island``: group of the host's GPUs that are linked by NVLink; "" = none, or not known.
+    ``island``: group of the host's GPUs that are linked by NVLink; "" = none, or not known. ``util``,
+    ``memory_used_bytes``: None = the device does not say, nor does each of its jobs.
     """
 
     gpu_id: str
