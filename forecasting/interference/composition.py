@@ -5,10 +5,11 @@ With s = 1/n of the pairs, ``s(i | J) = 1 + Σ (s(i | j) − 1) + t``, ``t = h(�
 convex, neither more demand nor a further neighbour ever predicts less slowdown.
 
 ``t`` slows all down alike. Where a GPU divides its time by max-min fairness, a light job is not slowed down at all and
-a heavy one pays for it, which is what the measured triples of the ``cpu`` device show in both directions. So ``t``
-counts for nothing at best and twice at worst, within what the band of the utilisation rule allows: between all slowed
-down alike and max-min fairness, the error of the rule on either side. The ends are largest and smallest values of terms
-that never rise with the neighbours' demands, so neither do they.
+a heavy one pays for it, which is what the measured triples of the ``cpu`` device show in both directions. So what is
+expected is the mean of that and of what the utilisation rule says of such a division, never more than beside one of the
+neighbours alone, nor more than the high end. At the ends ``t`` counts for nothing at best and twice at worst, within what the band of the rule
+allows: between all slowed down alike and max-min fairness, its error on either side. All are means, largest and
+smallest values of terms that never rise with the neighbours' demands, so neither do they.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.forecasting.interference.model import LEAST
-from cotenant.forecasting.interference.rule import ERROR, extremes
+from cotenant.forecasting.interference.rule import ERROR, evenly, extremes
 from cotenant.forecasting.types import ThroughputPrediction
 
 AT_WORST = 2.0  # times t
@@ -50,11 +51,11 @@ def composed(
     most, least = [focal.most, *(each.most for each in others)], [focal.least, *(each.least for each in others)]
     lows, mids, highs = ([getattr(each, end) for each in each_pair] for end in ("low", "mid", "high"))
     excess = _excess(most)
-    mid = _throughput(mids, excess)
     worst, best = max(LEAST, extremes(most)[0] - ERROR), min(1.0, extremes(least)[1] + ERROR)
     low = min(_throughput(lows, excess), max(_throughput(lows, AT_WORST * excess), worst))
     high = max(_throughput(highs, excess), min(_throughput(highs, 0.0), best))
-    return ThroughputPrediction(min(low, mid), mid, max(mid, high), _reason(excess, most, each_pair))
+    mid = max(LEAST, min(*mids, high, (_throughput(mids, excess) + evenly(most)) / 2.0))
+    return ThroughputPrediction(min(low, mid), mid, high, _reason(excess, most, each_pair))
 
 
 def _excess(utils: Sequence[float]) -> float:

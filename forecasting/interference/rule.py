@@ -60,6 +60,12 @@ class UtilisationRule:
         ]
 
 
+def evenly(utils: Sequence[float]) -> float:
+    """Throughput of the first of some jobs that share by max-min fairness, from their utilisations alone: ``mid``."""
+    cost = 1.0 + SHARING_COST * (math.fsum(utils) - utils[0])
+    return _fair(utils[0], _fair_parts(utils, _capacity(utils))[0]) / cost
+
+
 def extremes(utils: Sequence[float]) -> tuple[float, float]:
     """Throughput of the first of some jobs at worst and at best, from their utilisations alone.
 
