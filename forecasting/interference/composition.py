@@ -7,9 +7,9 @@ convex, neither more demand nor a further neighbour ever predicts less slowdown.
 ``t`` slows all down alike. Where a GPU divides its time by max-min fairness, a light job is not slowed down at all and
 a heavy one pays for it, which is what the measured triples of the ``cpu`` device show in both directions. So what is
 expected is the mean of that and of what the utilisation rule says of such a division, never more than beside one of the
-neighbours alone, nor more than the high end. At the ends ``t`` counts for nothing at best and twice at worst, within what the band of the rule
-allows: between all slowed down alike and max-min fairness, its error on either side. All are means, largest and
-smallest values of terms that never rise with the neighbours' demands, so neither do they.
+neighbours alone, nor more than the high end. At the ends ``t`` counts for nothing at best and twice at worst, within
+what the band of the rule allows: between all slowed down alike and max-min fairness, its error on either side. All are
+means, largest and smallest values of terms that never rise with the neighbours' demands, so neither do they.
 """
 
 from __future__ import annotations
