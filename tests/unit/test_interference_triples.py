@@ -41,7 +41,7 @@ def test_the_measured_triples_are_predicted_better_than_by_the_rule_alone(tmp_pa
 def test_light_jobs_are_spared_and_heavy_ones_pay() -> None:
     pairs = [ThroughputPrediction(0.9, 0.95, 1.0)] * 2
     light, heavy = composed(*wanted(0.1, 0.6, 0.6), pairs), composed(*wanted(0.9, 0.3, 0.3), pairs)
-    assert light.mid > 0.85
+    assert light.mid > 0.8
     assert heavy.mid < 0.7
 
 
