@@ -76,7 +76,7 @@ def test_union_of_lists(listed: list[tuple[int, int | None]], expected: dict[int
 
 
 def test_utilisation_is_held_with_its_age_and_ends() -> None:
-    hold = UtilisationHold(pynvml, unix_s=1000.0)
+    hold = UtilisationHold(pynvml, lambda: 1000.0)
     at = int(1000e6)
     hold.take([(1, at - 2_000_000, 90), (1, at - 500_000, 40), (2, at - 100_000, 4294967295)], 50.0)
     assert hold.held() == {1: Held(0.4, 50.0)}
@@ -87,6 +87,38 @@ def test_utilisation_is_held_with_its_age_and_ends() -> None:
     hold.take([(3, at + 400_000, 8)], 51.0)
     hold.take([], 50.6 + HOLD_S + 0.01)
     assert hold.held() == {3: Held(0.08, 51.0)}
+
+
+@given(
+    stamps=st.lists(st.one_of(st.integers(0, 2**64 - 1), st.integers(1_000_000_000, 1_020_000_000)), max_size=5),
+    step_s=st.floats(-900.0, 900.0),
+)
+def test_neither_an_absurd_time_stamp_nor_a_clock_that_is_set_silences_a_process(stamps: list[int], step_s: float):
+    """The driver is asked for what is newer than the newest that was seen."""
+    unix_s = [1000.0]
+    hold = UtilisationHold(pynvml, lambda: unix_s[0])
+    hold.take([(7, stamp, 90) for stamp in stamps], 50.0)
+    unix_s[0] += step_s
+    hold.update(Driver((2, 0, 0)), None, 52.0)
+    unix_s[0] += 2.5 * HOLD_S  # for so long it may be silent
+    stamp = int((unix_s[0] - 0.2) * 1e6)
+    driver = Driver((1, stamp, 40))
+    hold.update(driver, None, 55.0)
+    assert driver.asked_us < stamp
+    assert hold.held() == {1: Held(0.4, 55.0)}
+
+
+class Driver:
+    """Has one sample of a process."""
+
+    def __init__(self, sample: tuple[int, int, int]) -> None:
+        self.table = (pynvml.c_nvmlProcessUtilizationSample_t * 1)()
+        self.table[0].pid, self.table[0].timeStamp, self.table[0].smUtil = sample
+        self.asked_us = 0
+
+    def ask(self, name: str, handle: object, seen_us: int, usual: object) -> list[Any]:
+        self.asked_us = seen_us
+        return [sample for sample in self.table if sample.timeStamp > seen_us]
 
 
 # -- whose it is ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,7 +90,7 @@ class _Device:
         self._gpm: Gpm | None = None
         if not part.mig or part.gpu_instance is not None:
             self._gpm = Gpm(self._asker, board, part.gpu_instance)
-        self._hold = UtilisationHold(library.module, time.time())
+        self._hold = UtilisationHold(library.module)
         self._memory: dict[int, int | None] | None = None
         self._listed_s = 0.0
         self._used: Reading = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -37,16 +38,18 @@ class UtilisationHold:
 
     Args:
         module: nvidia-ml-py.
-        unix_s: The wall clock, which the driver's time stamps are of: the first answer may have samples of long ago.
+        unix: The wall clock, which the driver's time stamps are of: the first answer may have samples of long ago.
     """
 
-    def __init__(self, module: Any, unix_s: float) -> None:
+    def __init__(self, module: Any, unix: Callable[[], float] = time.time) -> None:
         self._samples = columns_of(module.c_nvmlProcessUtilizationSample_t, "pid", "timeStamp", "smUtil")
-        self._seen_us = int((unix_s - HOLD_S) * 1e6)
+        self._unix = unix
+        self._seen_us = self._from_now_us(-HOLD_S)
         self._held: dict[int, Held] = {}
 
     def update(self, asker: Asker, handle: Any, now_s: float) -> None:
         """Ask for what is new."""
+        self._follow_clock()
         samples = asker.ask(UTILISATION, handle, self._seen_us, usual=NOTHING_NEW)
         self.take(self._samples(samples or ()), now_s)
 
@@ -54,9 +57,11 @@ class UtilisationHold:
         """Take in samples: process, the driver's time stamp in microseconds, per cent of the multiprocessors' time."""
         held = {pid: each for pid, each in self._held.items() if now_s - each.came_s <= HOLD_S}
         changed = len(held) != len(self._held)
-        seen_us = self._seen_us
+        self._follow_clock()
+        seen_us, latest_us = self._seen_us, self._from_now_us(HOLD_S)
         for pid, stamp_us, percent in sorted(samples, key=itemgetter(1, 2)):
-            if stamp_us > seen_us:
+            # One of later than now cannot be true, and nothing would be new after it.
+            if seen_us < stamp_us <= latest_us:
                 util = fraction(percent)
                 if util is not None:
                     held[pid] = Held(util, now_s)
@@ -67,6 +72,14 @@ class UtilisationHold:
     def held(self) -> dict[int, Held]:
         """Return what is still of use, by process; not to be changed."""
         return self._held
+
+    def _follow_clock(self) -> None:
+        """The wall clock may be set back: what was seen before would be newer than all that comes."""
+        if self._seen_us > self._from_now_us(HOLD_S):
+            self._seen_us = self._from_now_us(-HOLD_S)
+
+    def _from_now_us(self, seconds: float) -> int:
+        return int((self._unix() + seconds) * 1e6)
 
 
 def utilisation_is_told(asker: Asker) -> bool:
