@@ -12,18 +12,23 @@ NO_REASON = "the GPU is lost"
 
 
 class GpuFaults:
-    """Remembers why each GPU was lost; a driver that says how long it has been silent says something new each time."""
+    """Remembers why each GPU was lost; a driver that says how long it has been silent says something new each time.
+
+    Attributes:
+        back: Those that were lost at the update before, and are no more.
+    """
 
     def __init__(self) -> None:
+        self.back: frozenset[str] = frozenset()
         self._faults: dict[str, str] = {}
 
     def update(self, readings: Iterable[DeviceSample]) -> Mapping[str, str]:
         """Take in the newest readings; return GPU id → fault of those that must not be used."""
+        before = self._faults
         self._faults = {
-            device.gpu_id: self._faults.get(device.gpu_id) or device.note or NO_REASON
-            for device in readings
-            if device.lost
+            device.gpu_id: before.get(device.gpu_id) or device.note or NO_REASON for device in readings if device.lost
         }
+        self.back = frozenset(before.keys() - self._faults.keys())
         return self._faults
 
 

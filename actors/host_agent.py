@@ -454,6 +454,7 @@ class HostAgent:
 
     def _host(self) -> Host:
         faults = self._faults.update(self._profiler.device_readings())
+        self._enforcement.hold_again(self._faults.back)
         return Host(
             host_id=self._host_id,
             name=socket.gethostname(),

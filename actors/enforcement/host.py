@@ -69,6 +69,10 @@ class HostEnforcement(ShareFile):
         self._gpus |= {gpu.gpu_id: gpu for gpu in gpus}
         self._limit_power(services)
 
+    def hold_again(self, gpu_ids: Collection[str]) -> None:
+        """These GPUs were lost and are back: whoever reset them has taken their limits away."""
+        self._limit_power([gpu_id for gpu_id in gpu_ids if gpu_id in self._services])
+
     def _limit_power(self, gpu_ids: Collection[str]) -> None:
         """Limit the power of these GPUs as the settings say, and put back what an earlier agent has left."""
         if not gpu_ids:

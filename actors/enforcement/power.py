@@ -11,6 +11,7 @@ from cotenant.actors.devices.nvml.library import Library, NvmlFailure, NvmlUnava
 from cotenant.actors.devices.nvml.watchdog import Hung, Watchdog, call_within
 
 RECORD = "power.json"
+_NOT_LIMITED = "power of {} is not limited: {}"
 TIMEOUT_S = 2.0  # for one GPU: one that hangs must not hold up the others
 
 
@@ -28,7 +29,7 @@ class PowerLimit:
     """
 
     def __init__(self, run_dir: Path, gpu_ids: Sequence[str], watts: float | None) -> None:
-        self.notes: list[str] = []
+        self._notes: dict[tuple[str, str], str] = {}  # by what did not work and GPU, "" = of all
         self._record = run_dir / RECORD
         self._watts = watts
         self._hung: set[str] = set()  # a call to these has not come back in time, and may do so later
@@ -37,8 +38,13 @@ class PowerLimit:
             self._calls.post(self._restore, self._done)
         self.add(gpu_ids)
 
+    @property
+    def notes(self) -> list[str]:
+        """What did not work, the last time that it was tried."""
+        return list(self._notes.values())
+
     def add(self, gpu_ids: Sequence[str]) -> None:
-        """Limit these GPUs too, soon."""
+        """Limit these GPUs too, or anew, soon."""
         if self._watts is not None:
             milliwatts = dict.fromkeys(gpu_ids, round(self._watts * 1000))
             self._calls.post(partial(self._limit_all, milliwatts), self._done)
@@ -49,15 +55,15 @@ class PowerLimit:
 
     def _done(self, _: None, error: BaseException | None) -> None:
         if error is not None:
-            self.notes.append(f"power is not limited as it should be: {error!r}")
+            self._notes["", ""] = f"power is not limited as it should be: {error!r}"
 
     def _limit_all(self, milliwatts: Mapping[str, int]) -> None:
         try:
             library = Library()
         except NvmlUnavailable as error:
-            self.notes.append(f"power is not limited: {error}")
+            self._notes["", ""] = f"power is not limited: {error}"
             return
-        self._each(library, milliwatts, self._limit, "power of {} is not limited: {}")
+        self._each(library, milliwatts, self._limit, _NOT_LIMITED)
 
     def _restore(self) -> None:
         before = runner.read_json(str(self._record)) or {}
@@ -66,7 +72,7 @@ class PowerLimit:
         try:
             library = Library()
         except NvmlUnavailable as error:
-            self.notes.append(f"power limits could not be put back: {error}")
+            self._notes["", ""] = f"power limits could not be put back: {error}"
             return
         failed = self._each(library, before, _set, "the power limit of {} could not be put back: {}")
         left = {gpu_id: limit for gpu_id, limit in before.items() if gpu_id in failed | self._hung}
@@ -79,15 +85,17 @@ class PowerLimit:
         self, library: Library, milliwatts: Mapping[str, int], act: Callable[[Library, str, int], None], failed: str
     ) -> set[str]:
         """Do this to every GPU, and note what failed; returns the GPUs for which it did."""
+        self._notes.pop(("", ""), None)
         failures: set[str] = set()
         for gpu_id, limit in milliwatts.items():
+            self._notes.pop((failed, gpu_id), None)
             try:
                 call_within(TIMEOUT_S, gpu_id, act, library, gpu_id, limit)
             except (NvmlFailure, Hung) as error:
                 failures.add(gpu_id)
                 if isinstance(error, Hung):
                     self._hung.add(gpu_id)
-                self.notes.append(failed.format(gpu_id, error))
+                self._notes[failed, gpu_id] = failed.format(gpu_id, error)
         if not self._hung:  # else a call may still be under way
             library.close()
         return failures
@@ -96,7 +104,7 @@ class PowerLimit:
         handle = library.call("nvmlDeviceGetHandleByUUID", gpu_id)
         least, most = library.call("nvmlDeviceGetPowerManagementLimitConstraints", handle)
         if not least <= milliwatts <= most:
-            self.notes.append(
+            self._notes[_NOT_LIMITED, gpu_id] = (
                 f"enforcement.power_limit_w: {milliwatts / 1000:g} is not accepted by {gpu_id}; "
                 f"give {least / 1000:g} to {most / 1000:g}"
             )

@@ -19,6 +19,7 @@ from scheduling import Driver
 from support import started_by, wait_until
 
 from cotenant.actors import runner
+from cotenant.actors.devices.base import DeviceSample
 from cotenant.actors.enforcement import mps, mpscontrol, power
 from cotenant.actors.host_agent import HostAgent
 from cotenant.configs.settings import DeviceSettings, EnforcementSettings, Settings
@@ -205,6 +206,38 @@ def test_the_device_loop_does_not_wait_for_the_power_limit_of_a_gpu_that_comes_l
         assert agent._gpus == both, "the driver hangs all the while"
         standin.set(*limited)
         wait_until(lambda: limits() == [350_000, 350_000], 10, "both are limited")
+        agent.shut_down()
+        assert limits() == [700_000, 700_000]
+        library.close()
+
+
+def test_a_gpu_that_was_lost_is_limited_again_however_often(
+    standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reset takes the limit away. What does not work is noted once, for as long as it does not."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    limited = [f"{gpu} limit=700000 limit_min=200000 limit_max=700000" for gpu in GPUS]
+    standin.set(*limited)
+    settings = Settings(device=DeviceSettings(backend="nvml"), enforcement=EnforcementSettings(power_limit_w=350.0))
+    with loaded(standin) as library:
+        handles = [library.call("nvmlDeviceGetHandleByIndex", index) for index in range(2)]
+
+        def limits() -> list[int]:
+            return [library.call("nvmlDeviceGetPowerManagementLimit", handle) for handle in handles]
+
+        agent: Any = make_agent(monkeypatch, tmp_path, settings)
+        wait_until(lambda: limits() == [350_000, 350_000], 10, "both are limited")
+        for refused in (False, True, True, False):
+            agent._profiler.device_readings = lambda: (DeviceSample("GPU-a", None, None, lost=True, note="XID 79"),)
+            agent.report(1, (), "")
+            standin.set(*limited)
+            library.call("nvmlDeviceSetPowerManagementLimit", handles[0], 700_000)
+            standin.set(*limited, *(["fault nvmlDeviceSetPowerManagementLimit 4"] if refused else []))
+            agent._profiler.device_readings = lambda: (DeviceSample("GPU-a", 0.0, 0.0), DeviceSample("GPU-b", 0.0, 0.0))
+            agent.report(2, (), "")
+            agent._enforcement._power._calls.call(60.0, int)  # it is done
+            assert limits() == [700_000 if refused else 350_000, 350_000]
+            assert len(agent._enforcement.notes) == refused
         agent.shut_down()
         assert limits() == [700_000, 700_000]
         library.close()

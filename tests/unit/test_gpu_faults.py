@@ -16,10 +16,11 @@ def device(gpu_id: str, lost: bool, note: str = "") -> DeviceSample:
 def test_a_fault_keeps_its_first_words_until_the_gpu_works() -> None:
     faults = GpuFaults()
     told = [
-        dict(faults.update([device("a", lost, note), device("b", False, "busy")]))
+        (dict(faults.update([device("a", lost, note), device("b", False, "busy")])), set(faults.back))
         for lost, note in ((False, ""), (True, "silent for 5.1 s"), (True, "silent for 6.1 s"), (False, ""), (True, ""))
     ]
-    assert told == [{}, {"a": "silent for 5.1 s"}, {"a": "silent for 5.1 s"}, {}, {"a": NO_REASON}]
+    silent = {"a": "silent for 5.1 s"}
+    assert told == [({}, set()), (silent, set()), (silent, set()), ({}, {"a"}), ({"a": NO_REASON}, set())]
 
 
 FAILED = Exited("job", 1, 1, "exit code 1")
