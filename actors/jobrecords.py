@@ -275,6 +275,7 @@ def load(job_dir: Path, backend: EnforcementBackend) -> JobRecord:
         OSError, ValueError, KeyError, TypeError: Something in it is missing or damaged.
     """
     launch = jobfiles.read_launch(job_dir)
+    backend.check(job_dir)
     epoch, revision = backend.in_force(job_dir)
     shares = tuple(backend.shares(job_dir, launch["gpu_ids"]))
     supervisor = jobfiles.read_supervisor(job_dir)

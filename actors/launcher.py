@@ -360,7 +360,7 @@ class Launcher:
         """Return what the job's processes say; None when the job is not here."""
         with self._lock:
             job = self._newest(job_id)
-            if job is None or not job.launched.job_dir.exists():
+            if job is None or job.damage or not job.launched.job_dir.exists():
                 return None
             return self._backend.report(job.launched.job_dir, time.monotonic()).since(job.thawed_s, time.monotonic())
 

@@ -82,6 +82,14 @@ class EnforcementBackend(Protocol):
         """
         ...
 
+    def check(self, job_dir: Path) -> None:
+        """Make sure that what was decided for a job can still be read: nothing else is asked of one that cannot.
+
+        Raises:
+            OSError, ValueError: It cannot.
+        """
+        ...
+
     def environment(self, job_dir: Path, gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables that put a process under a job's shares.
 

@@ -34,6 +34,8 @@ NO_MPS = {mpscontrol.PIPE_VARIABLE: "/nonexistent/no-mps"}
 MPS_RECORD = "mps.json"
 # NVIDIA's advice for n clients is 100 % / (n / 2) each: who idles leaves room for the others. A share may double.
 COMPUTE_ROOM = 2.0
+_IDENTITY: Mapping[str, type] = {"gpu_id": str, "daemon": int}
+_CAPS: Mapping[str, type | tuple[type, ...]] = {"memory_bytes": int, "compute": (int, float)}
 LOOK_S = 0.5  # a daemon that takes longer to answer is told of by a later look
 
 
@@ -123,6 +125,10 @@ class MpsEnforcement(TimeSliceEnforcement):
             values["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={math.ceil(record['memory_bytes'] / (1 << 20))}M"
         return values
 
+    def check(self, job_dir: Path) -> None:
+        """See ``EnforcementBackend.check``."""
+        _read(job_dir)
+
     def ceilings(self, job_dir: Path) -> tuple[Ceiling, ...]:
         """See ``EnforcementBackend.ceilings``."""
         record = _read(job_dir)
@@ -177,4 +183,12 @@ def _read(job_dir: Path) -> dict[str, Any]:
     record = runner.read_json(str(job_dir / MPS_RECORD))
     if record is None:
         raise FileNotFoundError(job_dir / MPS_RECORD)
+    if not (
+        isinstance(record, dict) and _fits(record, _IDENTITY) and ("compute" not in record or _fits(record, _CAPS))
+    ):
+        raise ValueError(f"{MPS_RECORD}: {record!r} is not accepted")
     return record
+
+
+def _fits(record: Mapping[str, object], fields: Mapping[str, type | tuple[type, ...]]) -> bool:
+    return all(isinstance(record.get(name), kind) for name, kind in fields.items())

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from cotenant.actors import runner
 from cotenant.actors.devices.base import GpuInfo
@@ -116,6 +116,10 @@ class HostEnforcement(ShareFile):
         """See ``EnforcementBackend.apply``."""
         self._way(job_dir).apply(job_dir, shares, epoch, revision)
 
+    def check(self, job_dir: Path) -> None:
+        """See ``EnforcementBackend.check``."""
+        self._way(job_dir).check(job_dir)
+
     def environment(self, job_dir: Path, gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> dict[str, str]:
         """See ``EnforcementBackend.environment``."""
         return self._way(job_dir).environment(job_dir, gpus, env)
@@ -213,9 +217,10 @@ class HostEnforcement(ShareFile):
         """
         clients: dict[str, list[str]] = {}
         for job_dir in running:
-            if self._method(job_dir) == "mps":
-                for gpu_id in self._record(job_dir)["gpu_ids"]:
-                    clients.setdefault(gpu_id, []).append(job_dir.name)
+            with suppress(OSError, ValueError):  # its record is damaged: it is being killed
+                if self._method(job_dir) == "mps":
+                    for gpu_id in self._record(job_dir)["gpu_ids"]:
+                        clients.setdefault(gpu_id, []).append(job_dir.name)
         calls = [] if self._power is None else [begin("power limits", self._power.restore)]
         idle = self._services.keys() - clients.keys()
         calls += [begin(f"MPS on {gpu_id}", self._services[gpu_id].stop) for gpu_id in idle]
@@ -240,20 +245,30 @@ class HostEnforcement(ShareFile):
         return GpuTraits(gpu.gpu_id, kind, missing or self._services[gpu.gpu_id].missing(), no_checkpoints)
 
     def _method(self, job_dir: Path) -> Method:
-        method: Method = self._record(job_dir).get("method", "cpu")  # a job of a version that knew no other
+        method: Method = self._record(job_dir).get("method", "cpu")
         return method
 
     def _record(self, job_dir: Path) -> dict[str, Any]:
         """Return what was decided for a job: asked several times a second, and never changed."""
         record = self._records.get(job_dir)
         if record is None:
-            record = runner.read_json(str(job_dir / RECORD)) or {}
-            if record:
-                self._records[job_dir] = record
+            record = runner.read_json(str(job_dir / RECORD))
+            if record is None:
+                return {}  # a job of a version that knew no other way
+            self._records[job_dir] = _sound(record)
         return record
 
     def _way(self, job_dir: Path) -> EnforcementBackend:
         return self._ways[self._method(job_dir)]
+
+
+def _sound(record: object) -> dict[str, Any]:
+    """Return the record of a job; ValueError when it says something else than this version writes."""
+    if isinstance(record, dict) and record.get("method") in get_args(Method):
+        gpu_ids, reason = record.get("gpu_ids", []), record.get("reason", "")
+        if isinstance(reason, str) and isinstance(gpu_ids, list) and all(isinstance(each, str) for each in gpu_ids):
+            return record
+    raise ValueError(f"{RECORD}: {record!r} is not accepted")
 
 
 def _could_freeze(found: Path) -> bool:

@@ -66,7 +66,7 @@ class PowerLimit:
         self._each(library, milliwatts, self._limit, _NOT_LIMITED)
 
     def _restore(self) -> None:
-        before = runner.read_json(str(self._record)) or {}
+        before = self._before()
         if not before:
             return
         try:
@@ -80,6 +80,19 @@ class PowerLimit:
             runner.write_json(str(self._record), left)
         else:
             self._record.unlink()
+
+    def _before(self) -> dict[str, int]:
+        """Return what was there before, in milliwatts. A record that says nothing usable is kept apart, and told."""
+        try:
+            before = runner.read_json(str(self._record)) or {}
+            if not all(type(limit) is int and limit > 0 for limit in before.values()):
+                raise ValueError(f"{before!r} is not accepted")
+        except (ValueError, AttributeError) as error:
+            kept = self._record.with_suffix(".unreadable")
+            self._record.replace(kept)
+            self._notes["unreadable", ""] = f"power limits cannot be put back: {RECORD}: {error}; kept as {kept}"
+            return {}
+        return before
 
     def _each(
         self, library: Library, milliwatts: Mapping[str, int], act: Callable[[Library, str, int], None], failed: str
@@ -110,7 +123,7 @@ class PowerLimit:
             )
             return
         now = library.call("nvmlDeviceGetPowerManagementLimit", handle)
-        before = runner.read_json(str(self._record)) or {}  # last: a call that hung must not forget what came meanwhile
+        before = self._before()  # last: a call that hung must not forget what came meanwhile
         if gpu_id not in before:
             before[gpu_id] = now
             runner.write_json(str(self._record), before)

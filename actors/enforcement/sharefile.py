@@ -36,6 +36,9 @@ class ShareFile:
     def admit(self, job_dir: Path, gpus: Sequence[GpuInfo], shares: Sequence[Share], isolation: Isolation) -> None:
         """See ``EnforcementBackend.admit``: nothing has to be made ready."""
 
+    def check(self, job_dir: Path) -> None:
+        """See ``EnforcementBackend.check``: nothing but the shares is written down, which are read in any case."""
+
     def apply(self, job_dir: Path, shares: Sequence[Share], epoch: int, revision: int) -> None:
         """See ``EnforcementBackend.apply``."""
         path = str(job_dir / SHARE)

@@ -374,6 +374,6 @@ def test_a_damaged_record_keeps_nobody_from_looking_at_the_daemons_of_others(tmp
     service: Any = SimpleNamespace(look=lambda: looked.append("GPU-a"))
     for name in ("damaged", "whole"):
         (tmp_path / name).mkdir()
-    runner.write_json(str(tmp_path / "whole" / MPS_RECORD), {"gpu_id": "GPU-a"})
+    runner.write_json(str(tmp_path / "whole" / MPS_RECORD), {"gpu_id": "GPU-a", "daemon": 1})
     MpsEnforcement(lambda _: service).tend([tmp_path / "damaged", tmp_path / "whole"])
     assert looked == ["GPU-a"]

@@ -199,3 +199,18 @@ def test_a_call_that_comes_back_late_forgets_no_other_gpu(tmp_path):
     library: Any = Slow()
     PowerLimit(tmp_path, [], None)._limit(library, "GPU-a", 350_000)
     assert runner.read_json(str(tmp_path / RECORD)) == {"GPU-a": 700_000, "GPU-b": 650_000}
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"GPU-a": 70', "[1]", "3", '{"GPU-a": "x"}', '{"GPU-a": null}', '{"GPU-a": -5}', '{"GPU-a": 1e400}']
+)
+@pytest.mark.parametrize("watts", [350.0, None])
+def test_a_damaged_record_keeps_nobody_from_limiting_power_nor_from_shutting_down(standin, tmp_path, text, watts):
+    standin.set(*GPUS)
+    (tmp_path / RECORD).write_text(text)
+    seen, notes, left = limit(standin, tmp_path, watts)
+    assert seen[1] == ([350_000] * 2 if watts else [700_000] * 2)
+    assert seen[-1] == [700_000] * 2
+    (note,) = notes
+    assert note.startswith("power limits cannot be put back: power.json: ")
+    assert left == [str(tmp_path / "power.unreadable")]
