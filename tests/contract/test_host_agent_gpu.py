@@ -18,7 +18,7 @@ from nvml_standin.inprocess import loaded
 from scheduling import Driver
 from support import started_by, wait_until
 
-from cotenant.actors import runner
+from cotenant.actors import gpufaults, runner
 from cotenant.actors.devices.base import DeviceSample
 from cotenant.actors.enforcement import mps, mpscontrol, power
 from cotenant.actors.host_agent import HostAgent
@@ -215,6 +215,7 @@ def test_a_gpu_that_was_lost_is_limited_again_however_often(
     standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reset takes the limit away. What does not work is noted once, for as long as it does not."""
+    monkeypatch.setattr(gpufaults, "REST_S", 0.0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     limited = [f"{gpu} limit=700000 limit_min=200000 limit_max=700000" for gpu in GPUS]
     standin.set(*limited)
