@@ -7,7 +7,9 @@ import os.path
 from collections.abc import Sequence
 from pathlib import PurePath
 
-_VOLATILE = ("--seed", "--out", "--steps", "--seconds", "--epochs", "--run-name", "--checkpoint-every")
+_LENGTH = ("--seed", "--out", "--steps", "--seconds", "--epochs", "--run-name", "--checkpoint-every")
+_STEP_SIZE = ("--lr", "--learning-rate", "--weight-decay")
+_VOLATILE = {*_LENGTH, *_STEP_SIZE}
 _CODE = (".py", ".sh")
 _PROGRAMS = ("bin", "sbin")  # folders in which a program is known by its name, such as Python in an environment
 
@@ -15,8 +17,8 @@ _PROGRAMS = ("bin", "sbin")  # folders in which a program is known by its name, 
 def fingerprint(command: Sequence[str], cwd: str = "/") -> str:
     """Return a key that is equal for runs of the same program with the same arguments.
 
-    Options that change how long or where a program runs but not what it does to a GPU (seed, output directory, number
-    of steps) are left out. Paths below the working directory count as seen from there: ``a/train.py`` and
+    Options that change how long or where a program runs, or the numbers it computes with, but not what it does to a GPU
+    (seed, output directory, number of steps, learning rate) are left out. Paths below the working directory count as seen from there: ``a/train.py`` and
     ``b/train.py`` are two programs, and ``./train.py`` is ``train.py``. Elsewhere scripts count by their whole paths,
     other files and folders by their names: data may lie in another place on every host. So one project is the same in
     another directory.

@@ -10,7 +10,15 @@ import time
 from typing import Any
 
 from cotenant.scheduler.errors import CotenantError, NotConnected
-from cotenant.scheduler.names import NAMESPACE, PRM, SCHEDULER, ClusterRecord, agent_name, prepare_ray_environment
+from cotenant.scheduler.names import (
+    NAMESPACE,
+    PRM,
+    SCHEDULER,
+    SET_ENVIRONMENT,
+    ClusterRecord,
+    agent_name,
+    prepare_ray_environment,
+)
 
 CALL_TIMEOUT_S = 60.0
 RETRY_S = 0.1
@@ -108,8 +116,9 @@ def connect(address: str | None) -> Link:
     """
     owns_ray = "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
     if owns_ray:
+        imported_before = "ray" in sys.modules and "RAY_AUTH_MODE" not in os.environ
         prepare_ray_environment(local=False)
-        join(address)
+        join(address, imported_before=imported_before)
     link = Link(owns_ray)
     try:
         link.scheduler("ping")
@@ -119,11 +128,12 @@ def connect(address: str | None) -> Link:
     return link
 
 
-def join(address: str | None) -> None:
+def join(address: str | None, *, imported_before: bool = False) -> None:
     """Connect this process to a Ray cluster; ``prepare_ray_environment`` comes first.
 
     Args:
         address: Ray address; None = ``COTENANT_ADDRESS``, ``RAY_ADDRESS`` or the cluster ``cotenant up`` recorded.
+        imported_before: Ray was imported before that: it does not know of the cluster's token, and never will.
 
     Raises:
         NotConnected: There is none.
@@ -142,9 +152,14 @@ def join(address: str | None) -> None:
             "no cotenant is running here: start one with 'cotenant up --local', or name a Ray cluster with "
             "--address or RAY_ADDRESS"
         )
+    where = address or os.environ["RAY_ADDRESS"]
+    if imported_before and record is not None and record.address == where and record.auth_mode == "token":
+        raise NotConnected(
+            f"the Ray cluster at {where} asks for a token, which Ray reads when it is imported, and that was before "
+            f"cotenant was used: run {SET_ENVIRONMENT} before the program, or use cotenant before 'import ray'"
+        )
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
-        where = address or os.environ["RAY_ADDRESS"]
         mode = record.disagrees() if record is not None and record.address == where else ""
         raise NotConnected(f"no Ray cluster answers at {where}: {mode or error}") from error

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.guarantees import mids_on
 from cotenant.placement.types import Resident
+from cotenant.scheduler.core.deadlines import span
 from cotenant.scheduler.core.model import Colocation, Job
 from cotenant.scheduler.core.state import State
 
 LOG_LENGTH = 100
+MOST_NAMED = 8
 NOTED_CHANGE = 0.02  # a prediction that moves by less does not start a new line
 
 
@@ -33,6 +36,20 @@ def refresh(state: State, gpu_ids: Iterable[str], predictor: InterferencePredict
 def close_log(log: tuple[Colocation, ...], now: float) -> tuple[Colocation, ...]:
     """Return the log with its open lines ended now."""
     return tuple(line if line.end is not None else replace(line, end=now) for line in log)
+
+
+def tell(job: Job) -> list[str]:
+    """Say beside whom a job that has ended ran, and for how long, the longest first."""
+    by_gpu: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for line in job.colocation_log:
+        for other in line.neighbours if line.end is not None else ():
+            by_gpu[other, line.gpu_id] += (line.end or line.start) - line.start
+    beside: dict[str, float] = {}
+    for (other, _), seconds in by_gpu.items():
+        beside[other] = max(seconds, beside.get(other, 0.0))
+    told = [f"{other} for {span(seconds)}" for other, seconds in sorted(beside.items(), key=lambda each: -each[1])]
+    more = [f"{len(told) - MOST_NAMED} more"] if len(told) > MOST_NAMED else []
+    return [f"shared its GPUs with {', '.join([*told[:MOST_NAMED], *more])}"] if told else []
 
 
 def _note(state: State, member: Resident, members: tuple[Resident, ...], predicted: float, now: float) -> None:

@@ -11,7 +11,7 @@ from cotenant.forecasting.types import InterferencePredictor, Signature
 from cotenant.placement import types as placement
 from cotenant.placement.explain import explain as fold
 from cotenant.placement.explain import memory_text, would_help
-from cotenant.scheduler.core import outgrown
+from cotenant.scheduler.core import colocation, outgrown
 from cotenant.scheduler.core.accounts import KINDS, Account, Kind, busy, fair_share, name_of, terms_of
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, tell, waiting_outlook
 from cotenant.scheduler.core.freezable import doubt
@@ -215,6 +215,8 @@ def explain(
         details.extend(outgrown.tell(state, job))
     if job.state is JobState.FAILED and job.spec.kind == "command" and job.exit_code is not None:
         details.append(f"'cotenant logs {job_id}' shows what it printed")
+    if job.state.terminal:
+        details.extend(colocation.tell(job))
     details.extend(f"{ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
     helps = would_help(job.fit_errors or state.line.why(job_id))
     if not job.state.terminal:

@@ -38,6 +38,8 @@ def shown(view: PredictionsView) -> RenderableType:
 
 def of_job(forecast: ForecastView | None, scores: Sequence[DemandScoreView]) -> RenderableType:
     """Return the answer of ``predictions JOB``."""
+    if forecast is None and not scores:
+        return _forecast(None)[0]
     return Group(*_forecast(forecast), Text(""), Text("Its forecasts, lately", "bold"), demand(scores))
 
 
@@ -51,7 +53,7 @@ def as_json(forecast: ForecastView | None, scores: Sequence[DemandScoreView]) ->
 
 def _forecast(view: ForecastView | None) -> list[RenderableType]:
     if view is None:
-        return [Text("no forecast: it has no GPU, or nothing was measured of it there yet")]
+        return [Text("no forecast: it has no GPU or has ended, or nothing was measured of it there yet")]
     age, about = max(0.0, time.time() - view.measured_at), "~" * view.memory_estimated
     return [
         Text.assemble(("forecast by: ", "bold"), _render.plain(view.served_by)),

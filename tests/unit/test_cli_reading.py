@@ -189,7 +189,7 @@ def test_predictions_of_one_job_as_a_table_and_as_json(client: FakeClient) -> No
 
 def test_a_job_that_has_ended_has_no_forecast(client: FakeClient) -> None:
     client.known["job-1"] = job_view("job-1", JobState.SUCCEEDED)
-    assert invoke("predictions", "job-1")[1].startswith("no forecast: it has no GPU, or")
+    assert invoke("predictions", "job-1")[1].startswith("no forecast: it has no GPU or has ended, or")
     assert json.loads(invoke("predictions", "job-1", "--json")[1])["forecast"] is None
 
 

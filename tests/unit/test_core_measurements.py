@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scheduling import GIB, Driver, half, host, measurement, profile, report, settings, sharer, spec, without
 
-from cotenant.scheduler.core import queries, slowdowns
+from cotenant.scheduler.core import colocation, queries, slowdowns
 from cotenant.scheduler.core.events import (
     HostJoined,
     JobExited,
@@ -16,7 +16,7 @@ from cotenant.scheduler.core.events import (
     JobStarted,
     MemoryOverrun,
 )
-from cotenant.scheduler.core.model import Bounds
+from cotenant.scheduler.core.model import Bounds, Colocation
 from cotenant.scheduler.resources import resources_view
 
 
@@ -317,6 +317,21 @@ class TestMeasurements:
         assert (log[2].predicted, log[3].predicted, log[3].end) == (beside, 1.0, None)
         driver.do(JobExited("a", 1, "h1", 0))
         assert all(line.end is not None for line in driver.job("a").colocation_log)
+        shared_s = log[2].end - log[1].start  # type: ignore[operator]
+        assert (
+            f"shared its GPUs with b for {shared_s:.0f} s"
+            in queries.explain(driver.core.state, "a", driver.now).details
+        )
+
+    def test_of_many_neighbours_the_longest_are_named(self) -> None:
+        driver = Driver(host())
+        driver.run(half("a"))
+        job = driver.job("a")
+        lines = [Colocation(0.0, "g0", (f"n{i}", "always"), 0.9, end=10.0 + i) for i in range(12)]
+        told = colocation.tell(replace(job, colocation_log=tuple(lines)))
+        assert told[0].startswith("shared its GPUs with always for 3 min, n11 for 21 s, n10 for 20 s, ")
+        assert told[0].endswith(", n5 for 15 s, 5 more")
+        assert colocation.tell(replace(job, colocation_log=())) == []
 
 
 class TestRefusedGrowth:

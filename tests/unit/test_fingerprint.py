@@ -41,6 +41,7 @@ def test_two_programs_share_nothing(one: list[str], other: list[str]) -> None:
         (["python", "train.py"], [".venv/bin/python", "train.py"]),
         (["python", "train.py", "/data/1/set"], ["python", "train.py", "/scratch/job-17/set"]),
         (["python", "train.py", "--out", "/x/1"], ["python", "train.py", "--seed=3", "--steps", "9"]),
+        (["python", "train.py", "--lr", "0.1"], ["python", "train.py", "--learning-rate=3e-4", "--weight-decay", "0"]),
     ],
 )
 def test_runs_of_one_program_share_what_was_learnt(one: list[str], other: list[str]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from ray.exceptions import AuthenticationError
 
 from cotenant.scheduler.errors import CotenantError, NotConnected
 from cotenant.scheduler.names import ClusterRecord, prepare_ray_environment
-from cotenant.scheduler.transport import join
+from cotenant.scheduler.transport import connect, join
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +90,31 @@ def test_a_recorded_cluster_is_joined_with_its_own_mode():
     ClusterRecord("h:1", "token", "/its/token", None, None).save()
     prepare_ray_environment(local=False)
     assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN_PATH"]) == ("token", "/its/token")
+
+
+def test_a_ray_that_was_imported_without_the_clusters_token_is_not_tried(monkeypatch):
+    """It would try for twenty seconds, and then tell of a cluster that does not answer."""
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("tried"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for name in ("COTENANT_ADDRESS", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    ClusterRecord("h:1", "token", "/its/token", None, None).save()
+    with pytest.raises(NotConnected, match=r'run eval "..cotenant env." before the program, or use cotenant before'):
+        connect(None)
+
+
+def test_a_lease_that_is_the_first_of_cotenant_in_a_program_knows_the_clusters_token(tmp_path):
+    ClusterRecord("h:1", "token", "/its/token", None, None).save()
+    (tmp_path / "ray.py").write_text(
+        "import os\nraise SystemExit(os.environ['RAY_AUTH_MODE'] + os.environ['RAY_AUTH_TOKEN_PATH'])\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", "import cotenant; cotenant.lease(compute=0.1)"],
+        env=dict(os.environ, PYTHONPATH=path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1] == "token/its/token"
