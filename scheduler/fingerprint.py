@@ -18,10 +18,10 @@ def fingerprint(command: Sequence[str], cwd: str = "/") -> str:
     """Return a key that is equal for runs of the same program with the same arguments.
 
     Options that change how long or where a program runs, or the numbers it computes with, but not what it does to a GPU
-    (seed, output directory, number of steps, learning rate) are left out. Paths below the working directory count as seen from there: ``a/train.py`` and
-    ``b/train.py`` are two programs, and ``./train.py`` is ``train.py``. Elsewhere scripts count by their whole paths,
-    other files and folders by their names: data may lie in another place on every host. So one project is the same in
-    another directory.
+    (seed, output directory, number of steps, learning rate) are left out. Paths below the working directory count as
+    seen from there: ``a/train.py`` and ``b/train.py`` are two programs, and ``./train.py`` is ``train.py``. Elsewhere
+    scripts count by their whole paths, other files and folders by their names: data may lie in another place on every
+    host. So one project is the same in another directory.
 
     Args:
         command: Argument vector, not empty.
