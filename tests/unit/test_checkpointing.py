@@ -43,15 +43,18 @@ print(f"rank {rank} until {step}", flush=True)
 os.environ.pop("COTENANT_STOP_FILE", None)
 
 model = torch.nn.Linear(1, 1)
-with Checkpointer(sys.argv[1], model=model) as saved:
-    first = saved.restore()
-    print(f"rank {rank} from {first}", flush=True)
-    for step in range(first, 1000):
-        with torch.no_grad():
-            model.weight.fill_(float(step + 1))
-        if rank == 1 and step + 1 == first + 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        saved.step_done(step + 1)
+try:
+    with Checkpointer(sys.argv[1], model=model) as saved:
+        first = saved.restore()
+        print(f"rank {rank} from {first}", flush=True)
+        for step in range(first, 1000):
+            with torch.no_grad():
+                model.weight.fill_(float(step + 1))
+            if rank == 1 and step + 1 == first + 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            saved.step_done(step + 1)
+finally:
+    dist.destroy_process_group()  # torch may abort at the end of a process whose threads still talk
 """
 
 
