@@ -272,9 +272,16 @@ class Board:
         self.turn.stop(job, Ending(JobState.QUEUED, reason or tell(why), interruption=why))
 
     def keep(self, job_id: str, leaving: Sequence[Job]) -> None:
-        """Keep the GPUs on which a job was placed on the board for it until those who leave are gone."""
-        grace = max(leaves_within_s(other, self.state.settings) for other in leaving)
-        self.state.moves.claim(job_id, self._places[job_id], self.now + grace + CLAIM_SLACK_S)
+        """Keep the GPUs on which a job was placed on the board for it until those who leave are gone.
+
+        It may need nobody to leave: who has left for another had more GPUs than that one wanted.
+        """
+        gpu_ids, settings = self._places[job_id], self.state.settings
+        before = [
+            other for gpu_id in gpu_ids for other in self.state.residents(gpu_id) if other.spec.job_id in self.taken
+        ]
+        grace = max((leaves_within_s(other, settings) for other in [*leaving, *before]), default=0.0)
+        self.state.moves.claim(job_id, gpu_ids, self.now + grace + CLAIM_SLACK_S)
         self._closed = self._now_closed()
 
     def _now_closed(self) -> Flags:

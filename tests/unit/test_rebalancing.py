@@ -240,6 +240,21 @@ class TestPriority:
         driver.do(gone(driver, leaving[1]))
         assert len(on(driver, "high")) == 2
 
+    def test_what_one_leaves_that_had_more_than_the_first_wants_serves_the_next(self) -> None:
+        """Two wide jobs wait; the one of four GPUs that leaves for the first has room for the second as well."""
+        driver = Driver(host(gpus=6))
+        driver.run(saver("before", gpus=4), saver("small", priority="low", gpus=2))
+        driver.do(gone(driver, "before", 0))
+        driver.run(saver("large", priority="low", gpus=4))  # the newest leaves first
+        driver.do(Tick(), after_s=REST_S)
+        driver.submit(*(saver(job_id, priority="high", gpus=2) for job_id in ("high", "second")))
+        driver.do(Tick(), after_s=29.0)
+        driver.do(Tick(), after_s=5.0)
+        assert [stop.job_id for stop in driver.stops()] == ["large"]
+        driver.start_all(driver.do(gone(driver, "large")))
+        held = [gpu_id for job_id in ("high", "second", "small") for gpu_id in on(driver, job_id)]
+        assert len(set(held)) == len(held) == 6
+
     def test_a_claimant_that_finds_another_place_needs_the_first_no_more(self) -> None:
         driver = Driver(host(gpus=2))
         driver.run(saver("low", priority="low"), saver("other", checkpoint="none"))
