@@ -1,6 +1,7 @@
 """Leases for Ray programs: shares of one or several GPUs for tasks, actors, Tune trials and Train workers.
 
-``docs/ray-programs.md`` shows how they are used.
+``docs/ray-programs.md`` shows how they are used. Ray is imported only once there is a connection: it reads how to
+authenticate when it is imported, and only who connects knows that.
 """
 
 from __future__ import annotations
@@ -18,10 +19,6 @@ from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
-
-import ray
-from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cotenant.actors import shim
 from cotenant.scheduler.client import Client, new_job_id
@@ -104,6 +101,9 @@ class _Hold:
         _give_up(self._client, self._job_id, "released")
 
     def _renew_loop(self) -> None:
+        import ray  # noqa: PLC0415
+        from ray.exceptions import RayError  # noqa: PLC0415
+
         while not self.ended and not self._let_go.wait(RENEW_S):
             if not ray.is_initialized():  # a call would start a Ray of its own
                 self.ended = "this process has left Ray"
@@ -249,6 +249,8 @@ class GpuLease:
             ValueError: No such share, or ``more`` sets an option the lease decides (``num_gpus``,
                 ``scheduling_strategy``, ``label_selector``).
         """
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
+
         for name in _DECIDED:
             if name in more:
                 raise ValueError(f"{name}: {more[name]!r} is not accepted; the lease decides it, leave it out")
@@ -289,7 +291,7 @@ class GpuLease:
         self.check()
         if self._saves:
             raise ValueError(f"checkpoint: 'own' is not accepted for a process that attaches itself; {_NOT_HERE}")
-        here = ray.get_runtime_context().get_node_id()
+        here = _this_host()
         if here not in self._hosts:
             raise ValueError(f"lease {self._job_id} has no share on this host; take it with here=True")
         self._attachment = shim.attach(self.env(self._hosts.index(here)))
@@ -326,6 +328,8 @@ class GpuLease:
 
     def _under_share(self, runtime_env: Mapping[str, Any], index: int) -> dict[str, Any]:
         """Merge the share's variables into a runtime environment."""
+        import ray  # noqa: PLC0415
+
         lease_env = self.env(index)
         inherited: dict[str, str] = ray.get_runtime_context().runtime_env.get("env_vars") or {}
         own: dict[str, str] = runtime_env.get("env_vars") or {}
@@ -382,7 +386,7 @@ def acquire(*, here: bool = False, name: str | None = None, timeout_s: float | N
         job_id=new_job_id(),
         attached=True,
         kind="lease",
-        pinned_host=ray.get_runtime_context().get_node_id() if here else None,
+        pinned_host=_this_host() if here else None,
     )
     view = client.submit_many([spec])[0]
     try:
@@ -391,6 +395,12 @@ def acquire(*, here: bool = False, name: str | None = None, timeout_s: float | N
         _give_up(client, spec.job_id, "not waited for any longer")
         raise
     return GpuLease(client, view, here)
+
+
+def _this_host() -> str:
+    import ray  # noqa: PLC0415
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def _granted(client: Client, view: JobView, timeout_s: float | None, had_epoch: int = 0) -> JobView:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from cotenant.scheduler.errors import CotenantError
@@ -112,6 +114,15 @@ def secret(path: Path) -> Path:
     return path
 
 
+@cache
+def ray_came_first() -> bool:
+    """Whether this process had imported Ray before anything said how to authenticate: Ray never learns it then.
+
+    It is found out once, when the environment is first prepared: afterwards that says how, which Ray does not read.
+    """
+    return "ray" in sys.modules and "RAY_AUTH_MODE" not in os.environ
+
+
 def prepare_ray_environment(*, local: bool) -> None:
     """Set Ray's authentication mode, before Ray is imported (that is when it reads it); what the user has set stays.
 
@@ -121,6 +132,7 @@ def prepare_ray_environment(*, local: bool) -> None:
     Args:
         local: A Ray head is about to be started on this machine unless the recorded one still runs.
     """
+    ray_came_first()
     record = ClusterRecord.load()
     wanted = {} if record is None else record.environment()
     wanted.pop("RAY_ADDRESS", None)

@@ -18,6 +18,7 @@ from cotenant.scheduler.names import (
     ClusterRecord,
     agent_name,
     prepare_ray_environment,
+    ray_came_first,
 )
 
 CALL_TIMEOUT_S = 60.0
@@ -116,9 +117,8 @@ def connect(address: str | None) -> Link:
     """
     owns_ray = "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
     if owns_ray:
-        imported_before = "ray" in sys.modules and "RAY_AUTH_MODE" not in os.environ
         prepare_ray_environment(local=False)
-        join(address, imported_before=imported_before)
+        join(address)
     link = Link(owns_ray)
     try:
         link.scheduler("ping")
@@ -128,12 +128,11 @@ def connect(address: str | None) -> Link:
     return link
 
 
-def join(address: str | None, *, imported_before: bool = False) -> None:
+def join(address: str | None) -> None:
     """Connect this process to a Ray cluster; ``prepare_ray_environment`` comes first.
 
     Args:
         address: Ray address; None = ``COTENANT_ADDRESS``, ``RAY_ADDRESS`` or the cluster ``cotenant up`` recorded.
-        imported_before: Ray was imported before that: it does not know of the cluster's token, and never will.
 
     Raises:
         NotConnected: There is none.
@@ -153,7 +152,7 @@ def join(address: str | None, *, imported_before: bool = False) -> None:
             "--address or RAY_ADDRESS"
         )
     where = address or os.environ["RAY_ADDRESS"]
-    if imported_before and record is not None and record.address == where and record.auth_mode == "token":
+    if ray_came_first() and record is not None and record.address == where and record.auth_mode == "token":
         raise NotConnected(
             f"the Ray cluster at {where} asks for a token, which Ray reads when it is imported, and that was before "
             f"cotenant was used: run {SET_ENVIRONMENT} before the program, or use cotenant before 'import ray'"

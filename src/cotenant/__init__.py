@@ -71,12 +71,6 @@ def lease(*, here: bool = False, name: str | None = None, timeout_s: float | Non
         >>> with cotenant.lease(gpus=1, gpu_memory="2GiB", compute=0.4) as share:
         ...     result = ray.get(train.options(**share.options()).remote())
     """
-    import sys  # noqa: PLC0415
-
-    if "ray" not in sys.modules:  # what follows imports it, and it reads how to authenticate then
-        from cotenant.scheduler.names import prepare_ray_environment  # noqa: PLC0415
-
-        prepare_ray_environment(local=False)
     from cotenant.actors.leases import acquire  # noqa: PLC0415
 
     return acquire(here=here, name=name, timeout_s=timeout_s, **hints)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from fake_client import job_view
 from fake_hosts import FakeHost
 from local_client import LocalCotenant
@@ -60,7 +61,7 @@ class Bench(LocalCotenant):
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     monkeypatch.setattr(leases.Client, "connect", lambda: bench.client)
-    monkeypatch.setattr(leases.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(leases, "RENEW_S", 0.02)
     yield bench
     bench.close()
