@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.forecasting.interference.model import LEAST
-from cotenant.forecasting.interference.rule import ERROR, evenly, extremes
+from cotenant.forecasting.interference.rule import ERROR, divided
 from cotenant.forecasting.types import ThroughputPrediction
 
 AT_WORST = 2.0  # times t
@@ -51,10 +51,11 @@ def composed(
     most, least = [focal.most, *(each.most for each in others)], [focal.least, *(each.least for each in others)]
     lows, mids, highs = ([getattr(each, end) for each in each_pair] for end in ("low", "mid", "high"))
     excess = _excess(most)
-    worst, best = max(LEAST, extremes(most)[0] - ERROR), min(1.0, extremes(least)[1] + ERROR)
+    alike, fair = divided(most)[0]
+    worst, best = max(LEAST, min(alike, fair) - ERROR), min(1.0, max(divided(least, free=True)[0]) + ERROR)
     low = min(_throughput(lows, excess), max(_throughput(lows, AT_WORST * excess), worst))
     high = max(_throughput(highs, excess), min(_throughput(highs, 0.0), best))
-    mid = max(LEAST, min(*mids, high, (_throughput(mids, excess) + evenly(most)) / 2.0))
+    mid = max(LEAST, min(*mids, high, (_throughput(mids, excess) + fair) / 2.0))
     return ThroughputPrediction(min(low, mid), mid, high, _reason(excess, most, each_pair))
 
 

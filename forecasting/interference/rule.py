@@ -49,34 +49,29 @@ class UtilisationRule:
         utils = [_demand(member) for member in members]
         if len(utils) < 2:
             return [ThroughputPrediction(1.0, 1.0, 1.0, "alone on the GPU")] * len(utils)
-        total = math.fsum(utils)
-        reason = f"sum of utilisations {total:.2f}"
+        reason = f"sum of utilisations {math.fsum(utils):.2f}"
         if any(member.source == "unknown" for member in members):
             reason += ", a job nothing is known of counts as 1.00"
-        capacity = _capacity(utils)
-        return [
-            _predict_one(util, total, capacity, part, reason)
-            for util, part in zip(utils, _fair_parts(utils, capacity), strict=True)
-        ]
+        return [_within(alike, fair, reason) for alike, fair in divided(utils)]
 
 
-def evenly(utils: Sequence[float]) -> float:
-    """Throughput of the first of some jobs that share by max-min fairness, from their utilisations alone: ``mid``."""
-    cost = 1.0 + SHARING_COST * (math.fsum(utils) - utils[0])
-    return _fair(utils[0], _fair_parts(utils, _capacity(utils))[0]) / cost
+def divided(utils: Sequence[float], *, free: bool = False) -> list[tuple[float, float]]:
+    """Return the throughput of each of some jobs: all slowed down alike, and divided by max-min fairness.
 
+    Neither rises when another job wants more.
 
-def extremes(utils: Sequence[float]) -> tuple[float, float]:
-    """Throughput of the first of some jobs at worst and at best, from their utilisations alone.
-
-    All slowed down alike, or a division by max-min fairness, whichever is worse (with what sharing costs) and better
-    (without). Neither rises when another job wants more.
+    Args:
+        utils: Their solo utilisations.
+        free: As if sharing cost nothing.
     """
     total = math.fsum(utils)
-    capacity = _capacity(utils)
-    cost = 1.0 + SHARING_COST * (total - utils[0])
-    worst = min(_alike(capacity, total), _fair(utils[0], _fair_parts(utils, capacity)[0])) / cost
-    return worst, max(_alike(1.0, total), _fair(utils[0], _fair_parts(utils, 1.0)[0]))
+    capacity, price = (1.0, 0.0) if free else (_capacity(utils), SHARING_COST)
+    alike = min(1.0, capacity / total if total > 0.0 else 1.0)
+    found: list[tuple[float, float]] = []
+    for util, part in zip(utils, _fair_parts(utils, capacity), strict=True):
+        cost = 1.0 + price * (total - util)
+        found.append((alike / cost, (part / util if util > 0.0 else 1.0) / cost))
+    return found
 
 
 def _capacity(utils: Sequence[float]) -> float:
@@ -84,18 +79,7 @@ def _capacity(utils: Sequence[float]) -> float:
     return 1.0 - CAPACITY_LOSS * min(1.0, (math.fsum(utils) - max(utils)) / FULL_LOSS_AT)
 
 
-def _alike(capacity: float, total: float) -> float:
-    return min(1.0, capacity / total if total > 0.0 else 1.0)
-
-
-def _fair(util: float, part: float) -> float:
-    return part / util if util > 0.0 else 1.0
-
-
-def _predict_one(util: float, total: float, capacity: float, part: float, reason: str) -> ThroughputPrediction:
-    cost = 1.0 + SHARING_COST * (total - util)
-    alike = _alike(capacity, total) / cost
-    fair = _fair(util, part) / cost
+def _within(alike: float, fair: float, reason: str) -> ThroughputPrediction:
     mid = max(_LEAST, fair)
     low = max(_LEAST, min(alike, fair) - ERROR)
     high = min(1.0, max(alike, fair) + ERROR)
