@@ -15,7 +15,7 @@ from cotenant.scheduler.core.cycle import run_cycle
 from cotenant.scheduler.core.deadlines import running_outlook
 from cotenant.scheduler.core.events import Event
 from cotenant.scheduler.core.handlers import HANDLERS
-from cotenant.scheduler.core.memoryguard import foresee
+from cotenant.scheduler.core.memoryguard import foresee, hand_on
 from cotenant.scheduler.core.models import (
     GuardedInterference,
     Informable,
@@ -105,6 +105,7 @@ class Core:
         if self._has_news(turn):
             self._take_evidence_in(turn)
         self._look_at_deadlines(turn)
+        hand_on(turn, turn.members_changed)
         # Shares first follow what was measured: that frees memory for those who wait.
         if state.settings.resize.enabled:
             self._resize(turn, turn.measured, memory_wanted=bool(state.queued))

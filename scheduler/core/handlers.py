@@ -181,7 +181,7 @@ def job_started(turn: Turn, event: JobStarted) -> None:
     job = replace(job, started_hosts=job.started_hosts | {event.host_id}, ceiling=ceiling)
     if job.started_hosts.issuperset(job.hosts):
         job = advance(job, JobState.RUNNING, turn.now, "all its processes run")
-        job = replace(job, started_at=turn.now, let_down=0, frozen=None)
+        job = replace(job, started_at=turn.now, let_down=0, frozen=None, awaits_memory=False)
         if job.spec.hints.expected_duration_s is not None:
             turn.state.note_progress(job, Progress(job.done_s, turn.now, job.predicted or 1.0))
     turn.state.put(job)
@@ -275,6 +275,7 @@ def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
         return
     state, used = turn.state, event.used_bytes
     wanted = with_margin(state, job, used, used * OVERRUN_MARGIN)
+    corrected = max(wanted, job.memory_hint_corrected or 0)
     grown: dict[str, Share] = {}
     for share in state.shares_on(job, event.host_id):
         view = state.view(share.gpu_id)
@@ -283,16 +284,15 @@ def memory_overrun(turn: Turn, event: MemoryOverrun) -> None:
         if size < used and event.estimated:
             continue
         if size < used:
-            corrected = replace(job, memory_hint_corrected=max(wanted, job.memory_hint_corrected or 0))
             if make_memory(turn, job, share.gpu_id, used - size):
-                state.put(corrected)
+                state.put(replace(job, memory_hint_corrected=corrected, awaits_memory=True))
             else:
                 _stop_for_overrun(turn, job, used, wanted)
             return
         if size > share.memory_bytes:
             grown[share.gpu_id] = replace(share, memory_bytes=size)
     if not event.estimated:
-        job = replace(job, memory_hint_corrected=max(wanted, job.memory_hint_corrected or 0))
+        job = replace(job, memory_hint_corrected=corrected, awaits_memory=False)
     turn.resize(job, grown, f"used {used} bytes, more than its share; there was room")
 
 

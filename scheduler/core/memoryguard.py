@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from cotenant.placement.shares import free_memory
 from cotenant.scheduler.core.board import has_rested, loses_nothing
 from cotenant.scheduler.core.interruptions import tell
 from cotenant.scheduler.core.model import Ending, Interruption, Job, JobState
@@ -14,6 +15,7 @@ from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.turn import Turn
 
 OVERRUN_MARGIN = 1.2  # memory given after an overrun, relative to what was used
+_TAKEN = ("priority", "shorter", "trade")  # interruptions of jobs whose places others are to have
 
 
 def foresee(turn: Turn, gpu_ids: Iterable[str]) -> None:
@@ -46,7 +48,8 @@ def foresee(turn: Turn, gpu_ids: Iterable[str]) -> None:
                 continue
             if make_memory(turn, job, gpu_id, math.ceil(expected) - share.memory_bytes, foreseen=expected):
                 wanted = min(with_margin(state, job, math.ceil(expected), expected * OVERRUN_MARGIN), most)
-                state.put(replace(job, memory_hint_corrected=max(wanted, job.memory_hint_corrected or 0)))
+                corrected = max(wanted, job.memory_hint_corrected or 0)
+                state.put(replace(job, memory_hint_corrected=corrected, awaits_memory=True))
 
 
 def with_margin(state: State, job: Job, least_bytes: int, wanted_bytes: float) -> int:
@@ -69,7 +72,9 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int, *, foreseen
     """Have the least important neighbours leave that lose nothing by it; False when that is not enough, or not fair.
 
     A neighbour that is more important than the job stays when the job would lose nothing itself, and in any case when
-    it is more important by the factor of the settings. What they leave goes to the job at once (``Turn``).
+    it is more important by the factor of the settings. What they leave goes to the job at once (``Turn``). For what it
+    needs already, what others leave that nobody else is to have counts too; a job it is returned True for is to be put
+    down as one that awaits memory, which ``hand_on`` then gives it.
 
     Args:
         turn: The turn.
@@ -84,12 +89,11 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int, *, foreseen
     def value(other: Job) -> float:
         return held_value(other, state.progress.get(other.spec.job_id), turn.now, standing)
 
-    def size(other: Job) -> int:
-        shares = other.lease.shares if other.lease else ()
-        return sum(share.memory_bytes for share in shares if share.gpu_id == gpu_id)
-
     neighbours = [other for other in state.residents(gpu_id) if other.spec.job_id != job.spec.job_id]
-    coming = sum(size(other) for other in neighbours if _leaves_for(other, job))
+    coming = sum(_size(other, gpu_id) for other in neighbours if _leaves_for(other, job))
+    if foreseen is None:
+        left = sum(_size(other, gpu_id) for other in neighbours if _leaves_memory(other))
+        coming = max(coming, left - sum(_awaited(other, gpu_id) for other in neighbours))
     if coming >= short_bytes:
         return True  # they are on their way
     elsewhere = foreseen is not None and any(other.state is JobState.STOPPING for other in neighbours)
@@ -110,13 +114,51 @@ def make_memory(turn: Turn, job: Job, gpu_id: str, short_bytes: int, *, foreseen
         if worth > most or coming >= short_bytes:
             break
         leaving.append(other)
-        coming += size(other)
+        coming += _size(other, gpu_id)
     if coming < short_bytes:
         return False
     for other in leaving:
         why = Interruption("memory", turn.now, job.spec.job_id, cost_s=rules.move_cost_s, against=foreseen)
         turn.stop(other, Ending(JobState.QUEUED, tell(why), interruption=why))
     return True
+
+
+def hand_on(turn: Turn, gpu_ids: Iterable[str]) -> None:
+    """Give what is free on these GPUs to the jobs there that await memory, before one that waits for a place gets it.
+
+    Who left for one of them has left its memory to that one already (``Turn``): this is the rest, and what others left.
+    """
+    state = turn.state
+    for gpu_id in gpu_ids:
+        residents = state.residents(gpu_id) if gpu_id in state.gpus else []
+        leaving = any(map(_leaves_memory, residents))
+        for job in (job for job in residents if job.awaits_memory):
+            short = _awaited(job, gpu_id)
+            more = min(short, max(0, free_memory(state.view(gpu_id))))
+            shares = [share for share in job.lease.shares if share.gpu_id == gpu_id] if job.lease else []
+            larger = {share.gpu_id: replace(share, memory_bytes=share.memory_bytes + more) for share in shares}
+            turn.resize(job, larger, "has what others have left, for what it uses")
+            if more == short or not leaving:
+                state.put(replace(state.jobs[job.spec.job_id], awaits_memory=False))
+
+
+def _size(job: Job, gpu_id: str) -> int:
+    shares = job.lease.shares if job.lease else ()
+    return sum(share.memory_bytes for share in shares if share.gpu_id == gpu_id)
+
+
+def _awaited(job: Job, gpu_id: str) -> int:
+    """Return how much a job is still to have of what becomes free on a GPU."""
+    if not job.awaits_memory or job.state is JobState.STOPPING:
+        return 0
+    bounds = (job.memory_hint_corrected or 0, job.limits.memory_bytes, job.ceiling.memory_bytes)
+    return max(0, min(bound for bound in bounds if bound is not None) - _size(job, gpu_id))
+
+
+def _leaves_memory(other: Job) -> bool:
+    """Whether a job leaves, and no job that waits is to have its place."""
+    why = other.ending.interruption if other.ending else None
+    return other.state is JobState.STOPPING and (why is None or why.kind not in _TAKEN)
 
 
 def _leaves_for(other: Job, job: Job) -> bool:

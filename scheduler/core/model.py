@@ -379,6 +379,7 @@ class Job:
     profile: DemandProfile | None = None
     predicted: float | None = None  # predicted normalised throughput n with the present neighbours
     memory_hint_corrected: int | None = None  # learnt from an overrun, its own or its program's: replaces the hint
+    awaits_memory: bool = False  # until it has that: some leave its GPU, and what becomes free there is for it first
     memory_used_bytes: int | None = None  # the most it was measured at, while others of its program had too little
     not_placeable: bool = False  # ended because no device could ever take it
     seq: int = 0  # order of submission
