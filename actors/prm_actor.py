@@ -63,7 +63,6 @@ class Prm:
         self._book = self._load()
         self._shelf = ModelShelf(settings.prediction, folder)
         self._forecaster = ServingForecaster(settings.prediction, self._shelf)
-        self._learns_pairs = settings.prediction.interference == "learned"
         self._evidence = Evidence(folder / "evidence.jsonl", _log)
         store = store_folder(settings.signatures, folder) if settings.signatures.enabled else None
         log = PredictionLog(settings.signatures, folder) if settings.signatures.enabled else None
@@ -220,8 +219,7 @@ class Prm:
             for signature in look.windows
         ]
         scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
-        if self._learns_pairs:
-            self._tell_evidence(scheduler, batch.at)
+        self._tell_evidence(scheduler, batch.at)  # whatever predicts now: another predictor may have to know tomorrow
         if measurements:
             scheduler.measurements.remote(MeasurementsReported(batch.host_id, tuple(measurements)))
 

@@ -214,6 +214,7 @@ def figures(arguments: argparse.Namespace, data: Path) -> Iterator[Row]:
         pairs = own.pairs(case)
         yield from own.of_pairs(case, pairs)
         yield from own.of_triples(case)
+        yield from own.of_lessons(case)
         yield from own.of_rule(case)
         if arguments.json:
             own.write_pairs(arguments.json.with_name(f"{arguments.json.stem}-pairs.csv"), pairs)

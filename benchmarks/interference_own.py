@@ -104,6 +104,29 @@ def of_triples(case: Case) -> Iterator[Row]:
     yield Row(name, "cotenant", "rows", float(len(triples)), "rows")
 
 
+def of_lessons(case: Case) -> Iterator[Row]:
+    """What one measured triple of a job, its family unseen, teaches of the job's pairs with other families."""
+    pairs = [each for each in case.measured if len(each.others) == 1]
+    predictors, asked, before, after = _unseen(case), [], [], []
+    for triple in (each for each in case.measured if len(each.others) == 2):
+        predictor = predictors[triple.focal.family]
+        told = predictor.with_evidence([triple])
+        for each in pairs:
+            other = each.others[0]
+            if each.focal.fingerprint == triple.focal.fingerprint and other.family != triple.focal.family:
+                asked.append(each)
+                for known, found in ((predictor, before), (told, after)):
+                    found.append(known.predict([each.focal, other], each.gpu_type)[0])
+    if not asked:
+        return
+    truth, groups = np.array([min(1.0, each.throughput) for each in asked]), _by_family(asked)
+    for label, predictions in (("nothing", before), ("one triple", after)):
+        name = f"{case.name}, pairs of a job of an unseen family, {label} measured"
+        yield _over(name, "cotenant", "MAE of n", np.abs(truth - np.array([one.mid for one in predictions])), groups)
+        inside = [one.low <= n <= one.high for one, n in zip(predictions, truth, strict=True)]
+        yield _over(name, "cotenant", "coverage of the 80 % interval", np.array(inside), groups)
+
+
 def of_rule(case: Case) -> Iterator[Row]:
     """The rule with its two numbers as they are, and fitted to half of the families; on the other half, every split."""
     found = [each for each in case.measured if len(each.others) == 1]
@@ -171,10 +194,11 @@ def write_pairs(path: Path, found: list[Predicted]) -> None:
             )
 
 
-def _without_the_family(case: Case, wanted: list[Observation]) -> list[Predicted]:
+def _unseen(case: Case) -> dict[str, LearnedInterference]:
+    """Per family a predictor that saw no pair of it."""
     table = case.ours
     names = np.array(table.jobs.families)
-    predictors = {
+    return {
         family: LearnedInterference(
             {
                 case.measured[0].gpu_type: fit_pairs(
@@ -182,8 +206,12 @@ def _without_the_family(case: Case, wanted: list[Observation]) -> list[Predicted
                 )
             }
         )
-        for family in sorted({each.focal.family for each in wanted})
+        for family in sorted({each.focal.family for each in case.measured})
     }
+
+
+def _without_the_family(case: Case, wanted: list[Observation]) -> list[Predicted]:
+    predictors = _unseen(case)
     rule = UtilisationRule()
     return [
         Predicted(

@@ -154,10 +154,8 @@ def comparison(modes: Sequence[Mode], out: Path) -> dict[str, Any]:
         learned = load_interference(Registry(out / "state" / "models"), SHIPPED).predictor()
     except ModelFileError as error:
         note = f"The shipped interference model cannot be used: {error}"
-    by_name = {mode.name: mode for mode in modes}
-    packed = [by_name[name] for name in PACKED]
     return {
-        "sets": compare_sets(packed, by_name["exclusive"], {"first": UtilisationRule(), "cotenant": learned}),
+        "sets": compare_sets(modes, {"first": UtilisationRule(), "cotenant": learned}),
         "demand": compare_forecasts(modes),
         "note": note,
     }

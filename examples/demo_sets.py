@@ -1,20 +1,25 @@
 """Compares the predictors of interference on the same sets of jobs, whichever mode chose them. Pure: no I/O, no clock.
 
 How well a predictor does in its own mode depends on the sets it chose there. Here every set that was together for long
-enough, in whichever mode, is put to all predictors afterwards, on what was measured of the jobs alone.
+enough, in either packed mode, is put to all predictors afterwards, on what was measured of the jobs alone. A predictor
+that learns is told first what was measured of sets in earlier modes, as it is in the running system, and nothing later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from demo_figures import Mode, saving, steady, step_rate
-from demo_values import mean
+from demo_values import PACKED, mean
 
+from cotenant.forecasting.interference.evidence import EvidenceBook
+from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.pairing import PairTracker
 from cotenant.forecasting.profiles import ProfileBook
-from cotenant.forecasting.types import DemandProfile, InterferencePredictor
+from cotenant.forecasting.types import DemandProfile, InterferencePredictor, Signature
+from cotenant.scheduler.core.models import Informable
 
 LEAST_S = 5.0  # of windows of every member; in less a rate says little
 SETTLING_WINDOWS = 2  # after a change of the set: somebody is being started or has ended within the window
@@ -22,68 +27,60 @@ SETTLING_WINDOWS = 2  # after a change of the set: somebody is being started or 
 Crowd = tuple[str, tuple[str, ...]]  # GPU type, names in order
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What was measured of a job that had a device to itself; the rate in steps per second."""
+
+    profile: DemandProfile
+    rate: float
+
+
 @dataclass(slots=True)
 class _Together:
-    """What was measured of one member of a set: steps and seconds, by mode."""
+    """What was measured of one member of a set."""
 
-    steps: float
-    seconds: dict[str, float]
+    steps: float = 0.0
+    seconds: float = 0.0
 
     def rate(self) -> float:
-        return self.steps / sum(self.seconds.values())
+        return self.steps / self.seconds
 
 
 def compare_sets(
     modes: Sequence[Mode],
-    alone: Mode,
     predictors: Mapping[str, InterferencePredictor | None],
     least_s: float = LEAST_S,
 ) -> dict[str, Any]:
     """Return what every predictor says of every set that was measured, and by how much it is wrong.
 
     Args:
-        modes: The modes in which jobs were packed.
-        alone: The mode in which every job had a device to itself.
+        modes: In the order in which they ran; in the first one every job had a device to itself.
         predictors: By name; None = it could not be loaded, and says nothing.
         least_s: Seconds of windows with known step rate that every member of a set needs.
 
     Returns:
-        ``together``: number of sets that ever were; ``rows``: those that were measured; ``members``: theirs;
-        ``throughput_error``: mean absolute error of n over all members, by predictor; ``saving_error``: that of the
-        packing saving over all sets. None where there is nothing to average.
+        ``together``: number of different sets that ever were; ``rows``: those that were measured, once for every packed
+        mode they were measured in; ``members``: theirs; ``throughput_error``: mean absolute error of n over all
+        members, by predictor; ``saving_error``: that of the packing saving over all rows. None where there is nothing
+        to average.
     """
+    alone = modes[0]
     profiles = profiles_alone(alone)
-    solo = {view.name: step_rate(alone.windows.get(view.job_id, ())) for view in alone.views}
-    rows = []
-    crowds = _measured(modes)
-    for (gpu_type, names), members in sorted(crowds.items()):
-        known = {name: rate for name in names if (rate := solo.get(name)) and name in profiles}
-        if len(known) < len(names) or any(sum(members[name].seconds.values()) < least_s for name in names):
-            continue
-        said = {
-            key: None if each is None else each.predict([profiles[name] for name in names], gpu_type)
-            for key, each in predictors.items()
-        }
-        measured = [members[name].rate() / known[name] for name in names]
-        rows.append(
-            {
-                "gpu_type": gpu_type,
-                "seconds": {mode.name: _shortest(members, names, mode.name) for mode in modes},
-                "members": [
-                    {
-                        "name": name,
-                        "measured": measured[i],
-                        "predicted": {key: None if each is None else each[i].mid for key, each in said.items()},
-                    }
-                    for i, name in enumerate(names)
-                ],
-                "saving": saving(1.0, sum(measured)),
-                "saving_predicted": {
-                    key: None if each is None else saving(1.0, sum(one.mid for one in each))
-                    for key, each in said.items()
-                },
-            }
-        )
+    rates = {view.name: step_rate(alone.windows.get(view.job_id, ())) for view in alone.views}
+    known = {name: Alone(profiles[name], rate) for name, rate in rates.items() if rate and name in profiles}
+    rows, crowds, told = [], set(), EvidenceBook()
+    for mode in modes:
+        if mode.name in PACKED:
+            measured = _measured(mode)
+            crowds.update(measured)
+            informed = {key: _informed(each, told) for key, each in predictors.items()}
+            rows += [
+                {"mode": mode.name, **_row(gpu_type, members, known, informed)}
+                for (gpu_type, names), members in sorted(measured.items())
+                if known.keys() >= set(names) and min(each.seconds for each in members.values()) >= least_s
+            ]
+        for each in _shown(mode, profiles):
+            told.add(each)
     return {
         "least_s": least_s,
         "together": len(crowds),
@@ -92,6 +89,52 @@ def compare_sets(
         "throughput_error": {key: _throughput_error(rows, key) for key in predictors},
         "saving_error": {key: _saving_error(rows, key) for key in predictors},
     }
+
+
+def _row(
+    gpu_type: str,
+    members: Mapping[str, _Together],
+    alone: Mapping[str, Alone],
+    predictors: Mapping[str, InterferencePredictor | None],
+) -> dict[str, Any]:
+    """Return what was measured and what is predicted of one set."""
+    profiles = [alone[name].profile for name in members]
+    said = {key: None if each is None else each.predict(profiles, gpu_type) for key, each in predictors.items()}
+    measured = [each.rate() / alone[name].rate for name, each in members.items()]
+    return {
+        "gpu_type": gpu_type,
+        "seconds": min(each.seconds for each in members.values()),
+        "members": [
+            {
+                "name": name,
+                "measured": measured[i],
+                "predicted": {key: None if each is None else each[i].mid for key, each in said.items()},
+            }
+            for i, name in enumerate(members)
+        ],
+        "saving": saving(1.0, sum(measured)),
+        "saving_predicted": {
+            key: None if each is None else saving(1.0, sum(one.mid for one in each)) for key, each in said.items()
+        },
+    }
+
+
+def _informed(predictor: InterferencePredictor | None, told: EvidenceBook) -> InterferencePredictor | None:
+    return predictor.with_evidence(told.observations()) if isinstance(predictor, Informable) else predictor
+
+
+def _shown(mode: Mode, profiles: Mapping[str, DemandProfile]) -> Iterator[Observation]:
+    """Yield what a mode's windows show of jobs beside each other, as the running system learns it."""
+    tracker = PairTracker()
+    jobs = {view.job_id: profiles[view.name] for view in mode.views if view.name in profiles}
+    moments: dict[float, list[Signature]] = {}
+    for windows in mode.windows.values():
+        for window in windows:
+            moments.setdefault(window.start_s, []).append(window)
+    for start_s, windows in sorted(moments.items()):
+        yield from tracker.observe(start_s, windows, jobs, mode.gpu_types)
+    for job_id in sorted(jobs):
+        yield from tracker.forget(job_id)
 
 
 def profiles_alone(alone: Mode) -> dict[str, DemandProfile]:
@@ -108,27 +151,26 @@ def profiles_alone(alone: Mode) -> dict[str, DemandProfile]:
     return found
 
 
-def _measured(modes: Iterable[Mode]) -> dict[Crowd, dict[str, _Together]]:
+def _measured(mode: Mode) -> dict[Crowd, dict[str, _Together]]:
     """Return every set of two or more that was on one GPU, with what was measured of its members while all trained."""
     found: dict[Crowd, dict[str, _Together]] = {}
-    for mode in modes:
-        names = {view.job_id: view.name for view in mode.views}
-        training = {
-            (job_id, window.start_s)
-            for job_id, windows in mode.windows.items()
-            if job_id in names
-            for window in steady(windows)
-        }
-        for gpu_id, windows, settled in _moments(mode):
-            gpu_type = mode.gpu_types.get(gpu_id, "")
-            crowd = gpu_type, tuple(sorted(names[job_id] for job_id in windows))
-            members = found.setdefault(crowd, {name: _Together(0.0, {}) for name in crowd[1]})
-            if settled and all((job_id, window.start_s) in training for job_id, window in windows.items()):
-                for job_id, window in windows.items():
-                    if window.step_rate is not None:
-                        member = members[names[job_id]]
-                        member.steps += window.step_rate * window.window_s
-                        member.seconds[mode.name] = member.seconds.get(mode.name, 0.0) + window.window_s
+    names = {view.job_id: view.name for view in mode.views}
+    training = {
+        (job_id, window.start_s)
+        for job_id, windows in mode.windows.items()
+        if job_id in names
+        for window in steady(windows)
+    }
+    for gpu_id, windows, settled in _moments(mode):
+        gpu_type = mode.gpu_types.get(gpu_id, "")
+        crowd = gpu_type, tuple(sorted(names[job_id] for job_id in windows))
+        members = found.setdefault(crowd, {name: _Together() for name in crowd[1]})
+        if settled and all((job_id, window.start_s) in training for job_id, window in windows.items()):
+            for job_id, window in windows.items():
+                if window.step_rate is not None:
+                    member = members[names[job_id]]
+                    member.steps += window.step_rate * window.window_s
+                    member.seconds += window.window_s
     return found
 
 
@@ -151,10 +193,6 @@ def _moments(mode: Mode) -> Iterator[tuple[str, dict[str, Any], bool]]:
         same[gpu_id] = members, count
         if len(members) > 1:
             yield gpu_id, windows, count > SETTLING_WINDOWS
-
-
-def _shortest(members: Mapping[str, _Together], names: Sequence[str], mode: str) -> float:
-    return min(members[name].seconds.get(mode, 0.0) for name in names)
 
 
 def _throughput_error(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:

@@ -48,8 +48,8 @@ DEMAND_COLUMNS: tuple[Column, ...] = (
 )
 SET_COLUMNS: tuple[Column, ...] = (
     ("together", lambda row: " + ".join(plain(one.get("name")) for one in rows_of(row, "members")) or NA, False),
-    ("in mode first", lambda row: seconds(part_of(row, "seconds").get("first")), True),
-    ("in mode present", lambda row: seconds(part_of(row, "seconds").get("cotenant")), True),
+    ("chosen by", lambda row: WHO.get(plain(row.get("mode")), NA), False),
+    ("measured for", lambda row: seconds(row.get("seconds")), True),
     ("n measured", lambda row: _each(row, lambda one: one.get("measured")), True),
     ("n by first", lambda row: _each(row, lambda one: part_of(one, "predicted").get("first")), True),
     ("n by present", lambda row: _each(row, lambda one: part_of(one, "predicted").get("cotenant")), True),

@@ -19,8 +19,8 @@ from cotenant.forecasting.types import DemandProfile, Signature
 from cotenant.forecasting.windows import finite
 
 SETTLING_WINDOWS = 2  # after a change of the set: somebody is being moved, started or ended
-FIRST_EMISSIONS_S = (10.0, 20.0, 40.0, 60.0)  # of measurement of the same set; from then on at every doubling
-LEAST_EMISSION_S = 10.0  # what is measured in less than that before a set dissolves is dropped
+FIRST_EMISSIONS_S = (5.0, 10.0, 20.0, 40.0, 60.0)  # of measurement of the same set; from then on at every doubling
+LEAST_EMISSION_S = 5.0  # what is measured in less than that before a set dissolves is dropped
 GAP_S = 1.5  # later than this after the last window, one is missing in between …
 APART_S = 5.0  # … and after this long the set counts as dissolved, and its jobs as started anew
 NEVER_STEPS_AFTER = 60  # windows without a step: the job is of the kind that never tells any
@@ -149,9 +149,9 @@ class PairTracker:
 
     **What is emitted.** One ``Observation`` per job and set: throughput n = step rate together / solo step rate. It
     covers only what was measured since the last one of the same job and set: observations *add up*. Reading them all,
-    weighted by ``seconds``, counts no second twice. They come once the same set has been measured for 10, 20, 40, 60,
-    120, 240 … seconds, and with what is left (10 s or more) when the set dissolves. Measured seconds are those of full
-    blocks of eight steps (``rates``), so those of a slow job come later.
+    weighted by ``seconds``, counts no second twice. They come once the same set has been measured for 5, 10, 20, 40,
+    60, 120, 240 … seconds, and with what is left (5 s or more) when the set dissolves. Measured seconds are those of
+    full blocks of eight steps (``rates``), so those of a slow job come later.
 
     **Which windows count.** All jobs with a window on a GPU at one moment are a set. Not counted are the first two
     windows of a set; those in which some member warms up (its first two windows with steps, and until then up to 60

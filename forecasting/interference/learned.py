@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from cotenant.forecasting.interference.composition import Wanted, composed
+from cotenant.forecasting.interference.lessons import lessons
 from cotenant.forecasting.interference.model import LEAST, PairModel, PairPrediction
 from cotenant.forecasting.interference.observations import (
+    INTERVAL_SIGMAS,
     REPLACES_AFTER_S,
     Measured,
     Observation,
@@ -30,8 +34,13 @@ OTHER_TYPE_WIDENS = 1.5  # the interval, on a GPU type without measurements; an 
 MOST_EVIDENCE = 400  # measured pairs that the model of a type learns from: a solve costs their number cubed
 ENOUGH_OF_A_TYPE = 12  # measured pairs, after which a type counts as measured
 LEAST_HALF_WIDTH = 0.01  # of the interval around a measured throughput
+PREDICTION_ERROR = (
+    0.08  # standard deviation of a predicted n, a family unseen (benchmarks/interference.py: own, one fold)
+)
+RUN_ERROR = 0.05  # of n measured for seconds, against the same set in another run
 REMEMBERED = 4096  # answers
 UNKNOWN_AT_BEST = 0.1  # utilisation that a job nothing is known of has at best; at worst it is 1
+Member = TypeVar("Member")
 _ALONE = ThroughputPrediction(1.0, 1.0, 1.0, "alone on the GPU")
 
 
@@ -111,16 +120,8 @@ class LearnedInterference:
         model = self._informed.get(gpu_type) or self.pooled
         if model is None:
             return [self._by_rule(members, gpu_type) for members in candidates]
-        place: dict[DemandProfile, int] = {}
-        pairs: dict[tuple[int, int], int] = {}
-        numbered = [[place.setdefault(each, len(place)) for each in members] for members in candidates]
-        for members in numbered:
-            for row, focal in enumerate(members):
-                for column, other in enumerate(members):
-                    if row != column:
-                        pairs.setdefault((focal, other), len(pairs))
-        batch = _Batch(list(place), pairs, self._pairs(model, list(place), list(pairs), gpu_type), gpu_type)
-        return [[self._member(batch, members, row) for row in range(len(members))] for members in numbered]
+        batch = self._batch(model, candidates, gpu_type)
+        return [[self._member(batch, members, row) for row in range(len(members))] for members in batch.sets]
 
     def explain(self, members: Sequence[DemandProfile], gpu_type: str) -> list[dict[str, float]]:
         """What drives each member's slowdown: throughput lost to each cause (negative: won).
@@ -162,9 +163,27 @@ class LearnedInterference:
         model = self.models.get(gpu_type, self.pooled)
         if model is None:
             return None
-        rows = pairs_of([each for each in self.evidence if each.gpu_type == gpu_type], model.table.names)
+        names = model.table.names
+        here = [each for each in self.evidence if each.gpu_type == gpu_type]
+        rows = pairs_of(here, names)
         self._counts[gpu_type] = len(rows)
-        return model.with_evidence(most_informative(rows, MOST_EVIDENCE)) if len(rows) else model
+        informed = model.with_evidence(most_informative(rows, MOST_EVIDENCE)) if len(rows) else model
+        taught = self._lessons(informed, [each for each in here if len(each.others) > 1 and each.key], gpu_type)
+        if not taught:
+            return informed
+        return model.with_evidence(most_informative(pairs_of([*here, *taught], names), MOST_EVIDENCE))
+
+    def _lessons(self, model: PairModel, sets: Sequence[Observation], gpu_type: str) -> list[Observation]:
+        """What larger sets teach of pairs that were not measured."""
+        ids, table = model.table.jobs.ids, model.table
+        known = {(ids[focal], ids[other]) for focal, other in zip(table.focal, table.other, strict=True)}
+        batch = self._batch(model, [[each.focal, *each.others] for each in sets], gpu_type)
+        found: list[Observation] = []
+        for each, members in zip(sets, batch.sets, strict=True):
+            pairs = self._beside_each(batch, members, 0)
+            expected = composed(_wanted(each.focal), [_wanted(other) for other in each.others], pairs)
+            found += lessons(each, expected, pairs, known)
+        return found
 
     def _by_rule(self, members: Sequence[DemandProfile], gpu_type: str) -> list[ThroughputPrediction]:
         usable = [each if math.isfinite(features(each)[UTIL]) else replace(each, source="unknown") for each in members]
@@ -180,6 +199,17 @@ class LearnedInterference:
             self._after_measurement(each, members[row], _others(members, row), gpu_type)
             for row, each in enumerate(predictions)
         ]
+
+    def _batch(self, model: PairModel, candidates: Iterable[Sequence[DemandProfile]], gpu_type: str) -> _Batch:
+        """Predict all pairs of many sets."""
+        place: dict[DemandProfile, int] = {}
+        pairs: dict[tuple[int, int], int] = {}
+        sets = [[place.setdefault(each, len(place)) for each in members] for members in candidates]
+        for members in sets:
+            for pair in itertools.permutations(members, 2):
+                pairs.setdefault(pair, len(pairs))
+        profiles = list(place)
+        return _Batch(profiles, sets, pairs, self._pairs(model, profiles, list(pairs), gpu_type), gpu_type)
 
     def _pairs(
         self, model: PairModel, profiles: list[DemandProfile], pairs: list[tuple[int, int]], gpu_type: str
@@ -202,24 +232,14 @@ class LearnedInterference:
             high = np.minimum(1.0, found.mid + OTHER_TYPE_WIDENS * (high - found.mid))
         return replace(found, low=low, high=high)
 
-    def _member(self, batch: _Batch, members: list[int], row: int) -> ThroughputPrediction:
+    def _member(self, batch: _Batch, members: Sequence[int], row: int) -> ThroughputPrediction:
         if len(members) == 1:
             return _ALONE
-        profiles, found, gpu_type = batch.profiles, batch.found, batch.gpu_type
-        focal = profiles[members[row]]
-        each_pair: list[ThroughputPrediction] = []
-        for column, other in enumerate(members):
-            if column == row:
-                continue
-            k = batch.place[members[row], other]
-            plain = ThroughputPrediction(
-                float(found.low[k]), float(found.mid[k]), float(found.high[k]), _reason(found, k)
-            )
-            each_pair.append(self._after_measurement(plain, focal, [profiles[other]], gpu_type))
+        gpu_type, each_pair = batch.gpu_type, self._beside_each(batch, members, row)
         if len(each_pair) == 1:
             result = each_pair[0]
         else:
-            others = _others([profiles[k] for k in members], row)
+            focal, *others = batch.of(members, row)
             prior = composed(_wanted(focal), [_wanted(each) for each in others], each_pair)
             result = self._after_measurement(prior, focal, others, gpu_type)
         if gpu_type not in self.models:
@@ -227,6 +247,20 @@ class LearnedInterference:
                 result, reason=f"{result.reason}; nothing shipped for GPU type {gpu_type!r}, all types pooled"
             )
         return result
+
+    def _beside_each(self, batch: _Batch, members: Sequence[int], row: int) -> list[ThroughputPrediction]:
+        """What is predicted of one member of a set beside each of the others alone, in order."""
+        found, focal, each_pair = batch.found, members[row], []
+        for column, other in enumerate(members):
+            if column == row:
+                continue
+            k = batch.pairs[focal, other]
+            plain = ThroughputPrediction(
+                float(found.low[k]), float(found.mid[k]), float(found.high[k]), _reason(found, k)
+            )
+            profiles = batch.profiles
+            each_pair.append(self._after_measurement(plain, profiles[focal], [profiles[other]], batch.gpu_type))
+        return each_pair
 
     def _after_measurement(
         self, prior: ThroughputPrediction, focal: DemandProfile, others: Sequence[DemandProfile], gpu_type: str
@@ -236,10 +270,9 @@ class LearnedInterference:
         measured = self._measured.get(key) if key else None
         if measured is None:
             return prior
-        trust = min(1.0, measured.seconds / REPLACES_AFTER_S)
         n = min(1.0, measured.throughput)
-        low = min(measured.low, n - LEAST_HALF_WIDTH)
-        high = max(measured.high, n + LEAST_HALF_WIDTH)
+        trust, half = _trust(measured)
+        low, high = min(measured.low, n - half), max(measured.high, n + half)
         mid = max(LEAST, trust * n + (1.0 - trust) * prior.mid)
         low = min(mid, max(LEAST, trust * low + (1.0 - trust) * prior.low))
         high = max(mid, min(1.0, trust * high + (1.0 - trust) * prior.high))
@@ -251,12 +284,30 @@ class LearnedInterference:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """All pairs of many candidate sets, predicted at once: the different profiles, and where each pair's result is."""
+    """All ordered pairs of many candidate sets, predicted at once; jobs are places in ``profiles``."""
 
-    profiles: list[DemandProfile]
-    place: Mapping[tuple[int, int], int]
+    profiles: Sequence[DemandProfile]
+    sets: Sequence[Sequence[int]]
+    pairs: Mapping[tuple[int, int], int]  # to where its prediction is
     found: PairPrediction
     gpu_type: str
+
+    def of(self, members: Sequence[int], row: int) -> list[DemandProfile]:
+        """The member in that place, then the others in order."""
+        return [self.profiles[each] for each in (members[row], *_others(members, row))]
+
+
+def _trust(measured: Measured) -> tuple[float, float]:
+    """How much a set's measurement counts against its prediction, and half the width its interval has at least.
+
+    By their variances, as two estimates of the same are weighted; all of it after ``REPLACES_AFTER_S``. Another run of
+    the same set differs by more than its own windows show, until then.
+    """
+    lasted = min(1.0, measured.seconds / REPLACES_AFTER_S)
+    other_run = RUN_ERROR * (1.0 - lasted)
+    error = math.hypot((measured.high - measured.low) / INTERVAL_SIGMAS, other_run)
+    trust = PREDICTION_ERROR**2 / (PREDICTION_ERROR**2 + error**2)
+    return max(lasted, trust), max(LEAST_HALF_WIDTH, other_run * INTERVAL_SIGMAS / 2.0)
 
 
 def _by_set(evidence: Sequence[Observation]) -> dict[SetKey, Measured]:
@@ -283,7 +334,7 @@ _WITHOUT: Mapping[str, Callable[[DemandProfile], DemandProfile]] = {
 }
 
 
-def _others(members: Sequence[DemandProfile], row: int) -> list[DemandProfile]:
+def _others(members: Sequence[Member], row: int) -> list[Member]:
     return [each for column, each in enumerate(members) if column != row]
 
 

@@ -92,7 +92,7 @@ def made_up_packed(jobs: list[dict[str, Any]], serving: str, error: float) -> di
 def made_up_sets() -> dict[str, Any]:
     rows = [
         {
-            "gpu_type": "cpu-core", "seconds": {"first": 12.0, "cotenant": 0.0}, "saving": 0.375,
+            "gpu_type": "cpu-core", "mode": "cotenant", "seconds": 12.0, "saving": 0.375,
             "saving_predicted": {"first": 0.3, "cotenant": 0.36},
             "members": [
                 {"name": "unet-digits", "measured": 0.85, "predicted": {"first": 0.7, "cotenant": 0.82}},
@@ -336,7 +336,7 @@ def test_texts_of_the_report_cannot_become_markup(report_module: ModuleType) -> 
 def test_page_has_every_set_with_what_either_predictor_says_of_it(report_module: ModuleType) -> None:
     parts = {key: text.replace("\N{NO-BREAK SPACE}", " ") for key, text in report_module.page_parts(made_up()).items()}
     assert re.findall(r"<span>(.*?)</span>", parts["sets"]) == [
-        *("unet-digits + wide-digits", "12.0 s", "0.0 s", "0.85, 0.75", "0.70, 0.73", "0.82, 0.74"),
+        *("unet-digits + wide-digits", "present", "12.0 s", "0.85, 0.75", "0.70, 0.73", "0.82, 0.74"),
         *("38 %", "30 %", "36 %"),
     ]
     points = re.findall(r'"x":\[(0\.\d+)\],"y":\[(0\.\d+)\]', parts["set_scatter"])

@@ -112,6 +112,7 @@ class TestTold:
         self, facts: list[tuple[float, float, float, DemandProfile, DemandProfile]]
     ) -> None:
         evidence = [told(n, half, focal, other, seconds) for n, half, seconds, focal, other in facts]
+        evidence += [replace(each, others=(*each.others, JOBS[2])) for each in evidence]
         for predictor in (PREDICTOR, NOTHING_LEARNT):
             informed = predictor.with_evidence(evidence)
             check(tuple(informed.predict(self.PAIR, "a")), 2)
@@ -130,25 +131,27 @@ class TestTold:
     @given(
         facts=st.lists(st.tuples(st.floats(0.05, 1.5), st.sampled_from((6.0, 60.0))), min_size=1, max_size=4),
         own=UNIT,
-        less=st.tuples(UNIT, UNIT),
-        more=st.tuples(UNIT, UNIT),
+        demands=st.tuples(UNIT, UNIT, UNIT, UNIT),
         name=st.sampled_from(("", "other", "third", JOBS[1].fingerprint)),
+        of_three=st.booleans(),
     )
     def test_more_demand_never_predicts_less_slowdown_whatever_was_told(
         self,
         facts: list[tuple[float, float]],
         own: float,
-        less: tuple[float, float],
-        more: tuple[float, float],
+        demands: tuple[float, float, float, float],
         name: str,
+        of_three: bool,
     ) -> None:
         others = (job(0.7, "other"), job(0.2, "third"), JOBS[1], job(0.9, "fourth"))
         evidence = [
             told(n, 0.02, job(0.8, "new"), other, seconds) for (n, seconds), other in zip(facts, others, strict=False)
         ]
+        if of_three:
+            evidence = [replace(each, others=(*each.others, JOBS[2])) for each in evidence]
         informed = PREDICTOR.with_evidence(evidence)
         answers = [
-            informed.predict([job(own, "new"), job(choose(less[0], more[0]), name, choose(less[1], more[1]))], "a")[0]
+            informed.predict([job(own, "new"), job(choose(demands[:2]), name, choose(demands[2:]))], "a")[0]
             for choose in (min, max)
         ]
         before, after = ((each.low, each.mid, each.high) for each in answers)

@@ -143,6 +143,16 @@ class TestEvidence:
         mids = [PREDICTOR.with_evidence([seen(0.95, s)]).predict(self.PAIR, "a")[0].mid for s in (6.0, 30.0, 60.0)]
         assert prior < mids[0] < mids[1] < mids[2] == pytest.approx(0.95)
 
+    def test_a_few_seconds_count_by_how_sure_they_are(self) -> None:
+        prior = PREDICTOR.predict(self.PAIR, "a")[0].mid
+        sure, unsure = (
+            PREDICTOR.with_evidence([seen(0.4, 6.0, half)]).predict(self.PAIR, "a")[0] for half in (0.01, 0.3)
+        )
+        assert abs(sure.mid - 0.4) < 0.4 * abs(prior - 0.4)
+        assert abs(unsure.mid - 0.4) > 0.6 * abs(prior - 0.4)
+        assert sure.high - sure.low >= 0.08  # another run may well be off by .05
+        assert "measured together for 6 s: 0.40 of its speed alone; before that" in sure.reason
+
     def test_it_moves_the_same_job_beside_others(self) -> None:
         slow = [seen(0.4, who=job(0.8, "new"))]
         beside = [job(0.8, "new"), job(0.65, "third")]
@@ -164,6 +174,34 @@ class TestEvidence:
         told = PREDICTOR.with_evidence([Observation("a", one, (two, three), 0.77, 0.75, 0.79, 90.0)])
         assert told.predict([one, three, two], "a")[0].mid == pytest.approx(0.77)
         assert told.predict([three, one, two], "a")[1].mid == pytest.approx(0.77)
+
+    def test_a_measured_triple_teaches_what_to_expect_of_its_pairs_and_of_others_but_less_than_a_pair(self) -> None:
+        slow, known, other, third = job(0.5, "x"), job(0.4, "y"), job(0.3, "z"), job(0.4, "w")
+        expected = PREDICTOR.predict([slow, known, other], "a")[0].mid
+        triple = Observation("a", slow, (known, other), expected / 2, expected / 2 - 0.01, expected / 2 + 0.01, 60.0)
+        both = Observation("a", slow, (known,), expected / 2, expected / 2 - 0.01, expected / 2 + 0.01, 60.0)
+        for beside in (known, third):
+            before, after, best = (
+                each.predict([slow, beside], "a")[0].mid
+                for each in (PREDICTOR, PREDICTOR.with_evidence([triple]), PREDICTOR.with_evidence([both]))
+            )
+            assert before - 0.01 > after > best
+
+    def test_a_triple_as_expected_teaches_nothing(self) -> None:
+        slow, known, other = job(0.5, "x"), job(0.4, "y"), job(0.3, "z")
+        told = PREDICTOR.predict([slow, known, other], "a")[0].mid
+        informed = PREDICTOR.with_evidence([Observation("a", slow, (known, other), told, told, told, 60.0)])
+        for beside in (known, other, job(0.6, "w")):
+            mids = [each.predict([slow, beside], "a")[0].mid for each in (PREDICTOR, informed)]
+            assert mids[1] == pytest.approx(mids[0], abs=0.01)
+
+    def test_a_triple_does_not_contradict_a_pair_that_was_measured(self) -> None:
+        slow, known, other = job(0.5, "x"), job(0.4, "y"), job(0.3, "z")
+        pair = Observation("a", slow, (known,), 0.9, 0.89, 0.91, 60.0)
+        triple = Observation("a", slow, (known, other), 0.3, 0.29, 0.31, 60.0)
+        informed = PREDICTOR.with_evidence([pair, triple])
+        assert informed.predict([slow, known], "a")[0].mid == pytest.approx(0.9)
+        assert informed.predict([slow, other], "a")[0].mid < PREDICTOR.predict([slow, other], "a")[0].mid - 0.02
 
     def test_a_job_without_fingerprint_teaches_nothing(self) -> None:
         nameless = Observation("a", job(0.8), (job(0.7),), 0.2, 0.1, 0.3, 100.0)

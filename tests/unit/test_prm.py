@@ -185,12 +185,12 @@ def test_evidence_is_told_again_until_the_scheduler_has_it(
         prm.observe(batch("h", window("ga", second)))
         prm.observe(batch("other", window("xb", second)))
     scheduler.away = True
-    sharing(prm, range(12, 60))
+    sharing(prm, range(12, 62))
     tries = len(scheduler.evidences)
     assert tries >= 3
     assert "the scheduler did not take evidence in: ActorUnavailableError" in capsys.readouterr().out
     scheduler.away = False
-    sharing(prm, range(60, 72))
+    sharing(prm, range(62, 74))
     told = {each.key: each.seconds for event in scheduler.evidences[tries:] for each in event.observations}
     assert told.keys() == {each.key for event in scheduler.evidences for each in event.observations}
 
