@@ -392,7 +392,8 @@ class HostAgent:
         self._capped = {job_id for job_id, given in shares.items() if any(share.compute < 1.0 for share in given)}
         hints = {job_id: launched.descriptors for job_id, launched in held.items()}
         signatures = self._profiler.collect(reports, shares, hints)
-        for job_id, found in self._overruns.observe(signatures, shares).items():
+        epochs = {job_id: launched.epoch for job_id, launched in held.items()}
+        for job_id, found in self._overruns.observe(signatures, shares, epochs).items():
             if job_id in held:
                 seen = found.used_bytes, found.estimated
                 self._uplink.tell(MemoryOverrun(job_id, held[job_id].epoch, self._host_id, *seen))

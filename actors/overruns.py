@@ -22,22 +22,31 @@ class Overrun:
 
 
 class OverrunWatch:
-    """Counts, per job and GPU, the windows in a row that ended above the share."""
+    """Counts, per run of a job and GPU, the windows in a row that ended above the share."""
 
     def __init__(self) -> None:
-        self._above: dict[tuple[str, str], list[bool]] = {}  # of each window above the share: is it an estimate?
+        self._above: dict[
+            tuple[str, int | None, str], list[bool]
+        ] = {}  # of each window above the share: is it an estimate?
 
-    def observe(self, signatures: Sequence[Signature], shares: Mapping[str, Sequence[Share]]) -> dict[str, Overrun]:
+    def observe(
+        self, signatures: Sequence[Signature], shares: Mapping[str, Sequence[Share]], epochs: Mapping[str, int]
+    ) -> dict[str, Overrun]:
         """Take in one window of every job; return what each job uses that has overrun its share.
 
         A job is named again only after ``PATIENCE_WINDOWS`` further windows above its share, so whoever is told has
         the time to do something about it. A window without a memory reading neither counts nor clears. An overrun is
         a fact only when all these windows are: one estimate among them makes it an estimate.
+
+        Args:
+            signatures: The windows.
+            shares: By job, what it may use.
+            epochs: By job, which run of it that is: one does not answer for what the one before it has used.
         """
         overrun: dict[str, Overrun] = {}
         seen = set()
         for signature in signatures:
-            key = (signature.job_id, signature.gpu_id)
+            key = (signature.job_id, epochs.get(signature.job_id), signature.gpu_id)
             seen.add(key)
             granted = next((s for s in shares.get(signature.job_id, ()) if s.gpu_id == signature.gpu_id), None)
             if granted is None or signature.memory_bytes is None:

@@ -219,7 +219,8 @@ class Shell:
         shares = {job_id: self.launcher.shares(job_id) for job_id in held}
         self._capped = {job_id for job_id, given in shares.items() if any(share.compute < 1.0 for share in given)}
         signatures = [each for each in self._profiler.collect(reports, shares) if each.job_id in held]
-        for job_id, found in self._overruns.observe(signatures, shares).items():
+        epochs = {job_id: launched.epoch for job_id, launched in held.items()}
+        for job_id, found in self._overruns.observe(signatures, shares, epochs).items():
             self.tell(MemoryOverrun(job_id, held[job_id].epoch, HOST, found.used_bytes, found.estimated))
         measured = self._measurements(signatures)
         if measured:

@@ -12,6 +12,7 @@ from cotenant.placement.types import Share
 
 MIB = 1 << 20
 SHARES = {"job": (Share("gpu", 100 * MIB, 0.5),)}
+EPOCHS = {"job": 1}
 
 
 def window(memory_bytes: float | None, gpu_id: str = "gpu") -> list[Signature]:
@@ -49,7 +50,7 @@ def test_told_after_patience(memory_mib, told_in_windows):
     watch = OverrunWatch()
     told = []
     for i, mib in enumerate(memory_mib):
-        if watch.observe(window(None if mib is None else mib * MIB), SHARES):
+        if watch.observe(window(None if mib is None else mib * MIB), SHARES, EPOCHS):
             told.append(i)
     assert told == told_in_windows
 
@@ -69,7 +70,7 @@ def test_it_is_a_fact_only_when_every_window_is(sources, estimated):
     told = []
     for source in sources:
         (signature,) = window(150 * MIB)
-        told += watch.observe([replace(signature, memory_source=source)], SHARES).values()
+        told += watch.observe([replace(signature, memory_source=source)], SHARES, EPOCHS).values()
     assert told == [Overrun(150 * MIB, each) for each in estimated]
 
 
@@ -80,19 +81,28 @@ def test_of_two_gpus_that_of_which_it_is_known_counts(fact_first):
     (fact,), (guess,) = window(150 * MIB), window(190 * MIB, gpu_id="other")
     windows = [fact, replace(guess, memory_source="device")]
     for _ in range(PATIENCE_WINDOWS):
-        told = watch.observe(windows if fact_first else windows[::-1], shares)
+        told = watch.observe(windows if fact_first else windows[::-1], shares, EPOCHS)
     assert told == {"job": Overrun(150 * MIB, estimated=False)}
 
 
 def test_an_ended_job_leaves_no_count_behind():
     watch = OverrunWatch()
     for _ in range(PATIENCE_WINDOWS - 1):
-        watch.observe(window(150 * MIB), SHARES)
-    watch.observe([], {})
-    assert watch.observe(window(150 * MIB), SHARES) == {}
+        watch.observe(window(150 * MIB), SHARES, EPOCHS)
+    watch.observe([], {}, {})
+    assert watch.observe(window(150 * MIB), SHARES, EPOCHS) == {}
+
+
+def test_a_run_does_not_inherit_the_count_of_the_one_before_it():
+    """It may have begun within a second: no window is without the job."""
+    watch = OverrunWatch()
+    for _ in range(PATIENCE_WINDOWS - 1):
+        watch.observe(window(150 * MIB), SHARES, {"job": 1})
+    told = [bool(watch.observe(window(150 * MIB), SHARES, {"job": 2})) for _ in range(PATIENCE_WINDOWS)]
+    assert told == [False] * (PATIENCE_WINDOWS - 1) + [True]
 
 
 def test_a_job_without_a_share_here_is_not_judged():
     watch = OverrunWatch()
     for _ in range(PATIENCE_WINDOWS):
-        assert watch.observe(window(150 * MIB, gpu_id="other"), SHARES) == {}
+        assert watch.observe(window(150 * MIB, gpu_id="other"), SHARES, EPOCHS) == {}
