@@ -12,7 +12,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 
 .PHONY: run test check bench colocation models docs clean lock venv
 
-run: venv  ## the demo: real jobs share devices; three to nine minutes; build/demo/report.html
+run: venv  ## the demo: real jobs share devices; four to twelve minutes; build/demo/report.html
 	$(BIN)/python examples/demo.py --out build/demo
 
 test: check  ## everything that gates a commit: check, then unit, contract and cluster tests

@@ -48,6 +48,7 @@ megabytes = _writer("{:.1f}\N{NO-BREAK SPACE}MB", 1e-6)
 ratio = _writer("{:.2f}")
 fine = _writer("{:.3f}")
 hours = _writer("{:.4f}")
+whole = _writer("{:.0f}")
 
 
 def plain(value: object) -> str:

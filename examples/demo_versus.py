@@ -14,6 +14,7 @@ from demo_values import (
     megabytes,
     mode_of,
     number,
+    over_limit,
     part_of,
     percent,
     plain,
@@ -24,6 +25,7 @@ from demo_values import (
     rows_of,
     seconds,
     tenths,
+    whole,
 )
 
 Text = Callable[[object], str]
@@ -93,6 +95,7 @@ def figure_rows(report: Row) -> list[Row]:
             ("error of n per job, own sets", "throughput_error", fine, relative),
         )
     ]
+    rows.append(_compared("jobs slower than they allow", [_too_slow(report, name) for name in PACKED], whole, more))
     rows += [
         _compared(f"{figure}, {where}", [part_of(sets, key).get(name) for name in PACKED], text, relative)
         for figure, key, text in (
@@ -152,9 +155,9 @@ def counted(report: Row) -> str:
     """Return how many sets there are figures of."""
     sets = part_of(report, "sets")
     return (
-        f"{plain(sets.get('together'))} different sets of jobs shared a device in the two packed modes; "
-        f"{len(rows_of(sets, 'rows'))} of them, with {plain(sets.get('members'))} jobs in all, trained together for "
-        f"{seconds(sets.get('least_s'))} or more and are compared here."
+        f"{plain(sets.get('together'))} different sets of jobs shared a device in the two packed modes. Those that "
+        f"trained together for {seconds(sets.get('least_s'))} or more in one of them are compared here: "
+        f"{_sets(len(rows_of(sets, 'rows')))}, with {plain(sets.get('members'))} jobs in all."
     )
 
 
@@ -182,6 +185,17 @@ def _compared(figure: str, values: Sequence[object], text: Text, difference: Cal
         **{name: text(value) for name, value in zip(PACKED, values, strict=True)},
         "change": NA if first is None or present is None else difference(first, present),
     }
+
+
+def more(first: float, present: float) -> str:
+    """Return a change of a count."""
+    return f"{present - first:+.0f}"
+
+
+def _too_slow(report: Row, name: str) -> int | None:
+    """Return how many jobs were slowed down by more than they allow; None where the mode has no figures."""
+    jobs = rows_of(packed_of(report, name), "jobs")
+    return sum(over_limit(job) for job in jobs) if jobs else None
 
 
 def _each(row: Row, value: Callable[[Row], object]) -> str:

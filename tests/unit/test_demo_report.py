@@ -344,7 +344,7 @@ def test_page_has_every_set_with_what_either_predictor_says_of_it(report_module:
     assert len(re.findall(r"#d9822b", parts["set_scatter"])) == len(re.findall(r"#2f81f7", parts["set_scatter"])) == 2
     assert "beside unet-digits" in parts["set_scatter"]
     assert len(re.findall("<tr>", parts["both_jobs"])) == 1 + len(JOBS)
-    assert "1 of them, with 2 jobs in all, trained together for 5.0 s or more" in parts["counted"]
+    assert "for 5.0 s or more in one of them are compared here: 1 set, with 2 jobs in all" in parts["counted"]
     assert "first predictors: interference: utilisation rule" in parts["served"]
 
 

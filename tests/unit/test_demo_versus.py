@@ -72,7 +72,7 @@ def packed(measured: float, predicted: float, saving_error: float, throughput_er
         "saving_error": saving_error,
         "throughput_error": throughput_error,
         "unfairness": unfair,
-        "jobs": [{"name": "a", "slowdown_measured": unfair, "slowdown_predicted": 1.2}],
+        "jobs": [{"name": "a", "slowdown_measured": unfair, "slowdown_predicted": 1.2, "max_slowdown": 1.4}],
     }
 
 
@@ -90,6 +90,7 @@ def test_changes_are_relative_but_those_of_percentages_are_in_points(demo: Modul
         ["packing saving, predicted", "30.0 %", "23.0 %", "-7.0 points"],
         ["error of that saving, own sets", "10.0 points", "2.0 points", "-80 %"],
         ["error of n per job, own sets", "0.120", "0.060", "-50 %"],
+        ["jobs slower than they allow", "1", "0", "-1"],
         ["error of n per job, same 2 sets", "0.080", "0.100", "+25 %"],
         ["error of a saving, same 2 sets", "4.0 points", "3.0 points", "-25 %"],
     ]
@@ -127,6 +128,6 @@ def test_a_job_that_ran_in_one_mode_only_is_there_without_the_other(demo: Module
 @pytest.mark.parametrize("changes", [{"sets": None}, {"packed": None}, {"modes": None}])
 def test_absent_parts_are_shown_as_missing(demo: ModuleType, changes: dict[str, Any]) -> None:
     source = report(**changes)
-    assert len(demo.figure_rows(source)) == 10
+    assert len(demo.figure_rows(source)) == 11
     assert any("n/a" in cells for cells in plain(demo.figure_rows(source), demo.FIGURE_COLUMNS))
     assert all(isinstance(text(source), str) for text in (demo.verdict, demo.counted, demo.served))
