@@ -366,8 +366,10 @@ _HINTS: Mapping[str, _Hint] = {
         "Whether the operators of a few steps are profiled (docs/signatures.md).",
         "setting profiler.operator_mix",
     ),
-    "queue": _Hint("queue", _identifier, _NAME, "Queue the job waits in."),
-    "tenant": _Hint("tenant", _identifier, _NAME, "Tenant the job is accounted to."),
+    "queue": _Hint(
+        "queue", _identifier, _NAME, "Queue the job waits in; where the settings name queues, one of those."
+    ),
+    "tenant": _Hint("tenant", _identifier, _NAME, "Tenant the job is accounted to; any name will do."),
     "restart": _Hint(
         "restart", _one_of(_choices(RestartPolicy)), _listed(RestartPolicy), "When the job is queued again by itself."
     ),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_hosts import FakeHost
+from local_client import LocalCotenant
 from scheduling import GIB, Driver, half, host, settings, spec
 
 from cotenant.configs.settings import AccountSettings, PlacementSettings, ResizeSettings, SchedulingSettings, Settings
@@ -134,3 +137,17 @@ def test_unknown_queues(queues: dict[str, Any], queue: str, accepted: bool) -> N
         return
     with pytest.raises(HintError, match="queue: 'b' is not accepted; give one of a, default"):
         check_queue(spec("j", queue=queue), rules)
+
+
+@pytest.mark.parametrize("ask", ["submit", "plan"])
+def test_a_queue_that_there_is_not_is_refused_with_those_that_there_are(ask: str, tmp_path: Path) -> None:
+    cotenant = LocalCotenant(tmp_path, FakeHost(), settings=limited(queues={"night": AccountSettings()}))
+    body: Any = {"command": ["true"], "hints": {"queue": "nite", "tenant": "anybody"}}
+    try:
+        answer = cotenant.http(
+            "POST", "/jobs" if ask == "submit" else "/plan", body if ask == "submit" else {"jobs": [body]}
+        )
+        assert (answer.status_code, cotenant.client.jobs()) == (422, [])
+        assert "queue: 'nite' is not accepted; give one of default, night" in answer.json()["detail"]
+    finally:
+        cotenant.close()
