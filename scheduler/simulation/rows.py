@@ -14,6 +14,7 @@ from typing import Any
 from cotenant.scheduler.simulation.errors import Place, TraceError
 
 LONGEST_S = 1e8  # three years: beyond that a simulation would not come to its end
+SHORTEST_S = 1e-3  # of a run: less is lost where times of years are rounded
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from cotenant.scheduler.simulation.errors import TraceError
 from cotenant.scheduler.simulation.published import muri_key, workload_key
-from cotenant.scheduler.simulation.rows import LONGEST_S, open_text, read_table
+from cotenant.scheduler.simulation.rows import LONGEST_S, SHORTEST_S, open_text, read_table
 from cotenant.scheduler.simulation.truth import PairTable, Truth
 from cotenant.scheduler.simulation.workload import Cluster, Trace, TraceJob
 
@@ -121,7 +121,7 @@ class GavelTruth:
         """Return a Gavel trace with its numbers of steps turned into seconds on the reference type.
 
         Raises:
-            TraceError: The table does not have a job, or not on the reference type, or a job takes too long.
+            TraceError: The table does not have a job, or not on the reference type, or a job takes too long or no time.
         """
         return replace(trace, jobs=tuple(self._timed(job) for job in trace.jobs), counts="seconds")
 
@@ -133,6 +133,9 @@ class GavelTruth:
         seconds = job.duration_s / rate
         if seconds > LONGEST_S:
             words = f"at most {LONGEST_S * rate:g}: at {rate:g} a second they take {LONGEST_S:g} s"
+            raise TraceError(self.path, what, f"steps of job {job.job_id}", job.duration_s, words)
+        if seconds < SHORTEST_S:
+            words = f"at least {SHORTEST_S * rate:g}: at {rate:g} a second they take {SHORTEST_S:g} s"
             raise TraceError(self.path, what, f"steps of job {job.job_id}", job.duration_s, words)
         return replace(job, duration_s=seconds)
 
@@ -173,7 +176,7 @@ def _throughputs(path: Path) -> _Throughputs:
 def _gavel_key(path: Path, name: str) -> str:
     """Turn ``('ResNet-18 (batch size 128)', 4)`` into the workload of the trace."""
     words, _, gpus = name.strip("()").rpartition(",")
-    if not gpus.strip().isdigit():
+    if not gpus.strip().isdecimal():
         raise TraceError(path, None, "job", name, "a job type with its number of GPUs: ('LM (batch size 5)', 1)")
     return workload_key(words.strip().strip("'\""), f"x{int(gpus)}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,10 +28,17 @@ from cotenant.scheduler.simulation.published import (
     philly_week,
     tiresias,
 )
-from cotenant.scheduler.simulation.rows import LONGEST_S, LeftOut, Row, open_text
-from cotenant.scheduler.simulation.workload import Trace, TraceJob, trace_of
+from cotenant.scheduler.simulation.rows import LONGEST_S, SHORTEST_S, LeftOut, Row, open_text
+from cotenant.scheduler.simulation.workload import MOST_GPUS, Trace, TraceJob, trace_of
 
 OWN_FORMAT, OWN_VERSION = "cotenant-trace", 1
+_LIMITS: Mapping[str, tuple[float, float]] = {  # of what no simulation could count with, in every form
+    "gpus": (1, MOST_GPUS),
+    "duration_s": (SHORTEST_S, math.inf),
+    "memory_bytes": (0, 2**60),
+    "weight": (1e-6, 1e6),
+    "cpus": (0.001, 4096),
+}
 
 
 def load(path: Path, form: str | None = None) -> Trace:
@@ -84,10 +92,13 @@ def own(path: Path) -> Iterator[tuple[Place, TraceJob]]:
         place = f"jobs[{number}]"
         if not isinstance(fields, dict):
             raise TraceError(path, None, place, fields, "an object")
-        row = Row(path, place, {key: value for key, value in fields.items() if not isinstance(value, bool)})
         unknown = sorted(set(fields) - _OWN)
         if unknown:
             raise TraceError(path, None, place, unknown[0], f"only {', '.join(sorted(_OWN))}")
+        row = Row(path, place, fields)
+        for name, value in fields.items():
+            if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+                raise row.error(name, value, "a number or a text")
         util, membw = row.optional("util"), row.optional("membw_util")
         for name, value in (("util", util), ("membw_util", membw)):
             if value is not None and value > 1.0:
@@ -170,6 +181,7 @@ def _unique(path: Path, jobs: Sequence[tuple[Place, TraceJob]]) -> list[TraceJob
     """Count time from the first submission on; refuse an id that comes twice and a submission in the far future."""
     seen: dict[str, Place] = {}
     for line, job in jobs:
+        _limited(path, line, job)
         if job.job_id in seen:
             raise TraceError(path, line, "job_id", job.job_id, f"an id that {named(seen[job.job_id])} does not have")
         seen[job.job_id] = line
@@ -180,6 +192,15 @@ def _unique(path: Path, jobs: Sequence[tuple[Place, TraceJob]]) -> list[TraceJob
             words = f"a time at most {LONGEST_S:g} s after the first submission"
             raise TraceError(path, place, "submission", f"{job.submit_s:g} s after the first", words)
     return [job for _, job in shifted]
+
+
+def _limited(path: Path, place: Place, job: TraceJob) -> None:
+    """Refuse a job with a number that is outside ``_LIMITS``."""
+    for name, (least, most) in _LIMITS.items():
+        value = getattr(job, name)
+        if value is not None and not least <= value <= most:
+            words = f"a number of at least {least:g}" + ("" if most == math.inf else f" and at most {most:g}")
+            raise TraceError(path, place, name, value, words)
 
 
 def _part(document: object, name: str) -> object:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 GIB = 1 << 30
+MOST_GPUS = 1_000_000  # of a cluster, and of a job
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,15 +158,17 @@ def _trace(path: Path, form: str | None, limit: int | None) -> Trace:
 
 
 def _cluster(gpus: str, per_host: int, memory_gib: float) -> Cluster:
-    from cotenant.scheduler.simulation.workload import even_cluster, mixed_cluster  # noqa: PLC0415
+    from cotenant.scheduler.simulation.workload import MOST_GPUS, even_cluster, mixed_cluster  # noqa: PLC0415
 
     memory = round(memory_gib * GIB)
     counts: list[tuple[str, int]] = []
     for part in gpus.split(","):
         kind, colon, number = part.strip().rpartition(":")
-        if not number.isdigit() or int(number) < 1 or (colon and not kind):
+        if not number.isdecimal() or len(number) > 20 or int(number) < 1 or (colon and not kind):
             raise NotAccepted("gpus", gpus, "a number such as 64, or types with numbers such as v100:8,k80:24")
         counts.append((kind or "gpu", int(number)))
+    if sum(number for _, number in counts) > MOST_GPUS:
+        raise NotAccepted("gpus", gpus, f"at most {MOST_GPUS:,} GPUs")
     if len(counts) == 1 and counts[0][0] == "gpu":
         return even_cluster(counts[0][1], per_host, memory_bytes=memory)
     return mixed_cluster(counts, per_host, memory)
@@ -291,7 +293,8 @@ def _limited(options: Mapping[str, tuple[float | None, float]]) -> None:
 
 def _line(result: Result) -> str:
     summary: dict[str, Any] = result.summary()
-    missing = f"; {summary['unplaceable']:,} jobs need more than this cluster has" if summary["unplaceable"] else ""
+    large = summary["unplaceable"]
+    missing = f"; {large:,} {'job needs' if large == 1 else 'jobs need'} more than this cluster has" if large else ""
     if not summary["ended"]:
         return f"{result.policy}: no job ended{missing}"
     return (

@@ -412,3 +412,14 @@ def test_trace_jobs_larger_than_the_cluster_are_left_out_and_the_rest_ends(tmp_p
     assert (code, summary["jobs"], summary["ended"], summary["unplaceable"]) == (0, 3, 1, 2)
     _, text, _ = invoke("simulate", str(path), "--gpus", "2", "--policy", policy, "--out", str(out))
     assert "; 2 jobs need more than this cluster has\n" in text
+    path.write_text(json.dumps({"format": "cotenant-trace", "version": 1, "jobs": rows[:2]}))
+    _, text, _ = invoke("simulate", str(path), "--gpus", "2", "--policy", policy, "--out", str(out))
+    assert "; 1 job needs more than this cluster has\n" in text
+
+
+@pytest.mark.parametrize("gpus", ["0", "v100:", "k80:-1", "²", "1000001", "a:999999,b:2", "1" + "0" * 5000])
+def test_a_cluster_that_cannot_be_is_refused(tmp_path: Path, gpus: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"format": "cotenant-trace", "version": 1, "jobs": [TRACE]}))
+    code, _, err = invoke("simulate", str(path), "--gpus", gpus, "--out", str(tmp_path / "out"))
+    assert (code, err.startswith("error: gpus: "), err.count("\n")) == (1, True, 1), err

@@ -228,7 +228,8 @@ def test_bad_files_are_named(write: Callable[..., Path], lines: tuple[str, ...],
         ({"submit_s": 1e300}, "submit_s: '1e+300' is not accepted; give a number of at least 0 and at most 1e+08"),
         ({"submit_s": -1}, "submit_s: '-1' is not accepted"),
         ({"gpus": 0}, "gpus: '0' is not accepted"),
-        ({"gpus": True}, "gpus: None is not accepted"),
+        ({"gpus": True}, "gpus: True is not accepted; give a number or a text"),
+        ({"user": ["x"]}, "user: ['x'] is not accepted; give a number or a text"),
         ({"util": 1.5}, "util: 1.5 is not accepted; give a fraction in [0, 1]"),
         ({"max_slowdown": 0.5}, "max_slowdown: '0.5' is not accepted"),
         ({"weight": 0}, "weight: '0' is not accepted"),
@@ -241,6 +242,47 @@ def test_bad_jobs_of_our_own_form(write: Callable[..., Path], fields: dict[str, 
     path = write(json.dumps({"format": "cotenant-trace", "version": 1, "jobs": [entry]}))
     with pytest.raises(TraceError) as caught:
         load(path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "accepted"),
+    [
+        ({"gpus": 1e300}, "1 and at most 1e+06"),
+        ({"duration_s": 1e-300}, "0.001"),
+        ({"memory_bytes": 1e25}, "0 and at most 1.15292e+18"),
+        ({"weight": 1e-300}, "1e-06 and at most 1e+06"),
+        ({"weight": 1e300}, "1e-06 and at most 1e+06"),
+        ({"cpus": 1e30}, "0.001 and at most 4096"),
+        ({"cpus": 1e-9}, "0.001 and at most 4096"),
+    ],
+)
+def test_numbers_that_no_simulation_can_count_with_are_refused(
+    write: Callable[..., Path], fields: dict[str, float], accepted: str
+) -> None:
+    """Not by a fault in the middle of a simulation, nor when its results are written."""
+    entry = {"job_id": "a", "submit_s": 0, "duration_s": 10}
+    jobs = [entry, entry | {"job_id": "b"} | fields]
+    path = write(json.dumps({"format": "cotenant-trace", "version": 1, "jobs": jobs}))
+    (name,) = fields
+    with pytest.raises(
+        TraceError, match=rf"jobs\[1\]: {name}: .* is not accepted; give a number of at least"
+    ) as caught:
+        load(path)
+    assert str(caught.value).endswith(f"of at least {accepted}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ((TIRESIAS, "0,1e300,30,606,vgg19,9,30"), "line 2: gpus: 1"),
+        ((TIRESIAS, "0,1,30,606,vgg19,1e-300,30"), "line 2: duration_s: 1e-300 is not accepted; give a number of at"),
+        ((OPENB, "b,1e300,1,1,460,V100,LS,Running,5,25,5"), "line 2: cpus: 1e+297 is not accepted"),
+    ],
+)
+def test_so_they_are_in_every_form(write: Callable[..., Path], lines: tuple[str, ...], message: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        load(write(*lines))
     assert message in str(caught.value)
 
 
