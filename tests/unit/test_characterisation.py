@@ -116,6 +116,15 @@ def test_every_interpolation_passes_through_its_points(method: str, abscissa: st
     assert synthesis.interpolated(batch, value, batch, method, abscissa) == pytest.approx(value, abs=1e-6)
 
 
+@pytest.mark.parametrize("method", synthesis.METHODS)
+@pytest.mark.parametrize("abscissa", synthesis.ABSCISSAS)
+def test_every_interpolation_says_the_same_again(method: str, abscissa: str) -> None:
+    batch = 2.0 ** np.linspace(0.0, 10.0, 30)  # of so many points a polynomial shows how it was summed
+    value, at = np.random.default_rng(0).uniform(0.0, 100.0, 30), (batch[1:] + batch[:-1]) / 2.0
+    first = synthesis.interpolated(batch, value, at, method, abscissa).tolist()
+    assert all(synthesis.interpolated(batch, value, at, method, abscissa).tolist() == first for _ in range(5))
+
+
 def test_a_line_over_log2_is_found_again_and_chosen() -> None:
     curves = synthesis.curves_of(make_runs(runs_table(), "x", None).table, UTIL)
     assert synthesis.best_combination(curves) == ("linear", "log2")
