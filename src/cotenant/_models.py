@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -30,11 +30,14 @@ RegistryFolder = Annotated[
 KindArgument = Annotated[str, typer.Argument(metavar="KIND", help="interference, demand or coldstart.")]
 VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A version as listed; its start is enough.")]
 
-# By kind: the figure a model is judged by, and the same figure of what is simpler.
+# By kind: the figures a model is judged by, the first before all, and the same figures of what is simpler.
 _FIGURES = {
-    "interference": ("MAE", ("utilisation rule", "half of the excess", "constant mean")),
-    "demand": ("util: MAE / persistence", ("util: untrained mixture, MAE / persistence",)),
-    "coldstart": ("MAE", ("mean of the other families' runs",)),
+    "interference": (("MAE", ("utilisation rule", "half of the excess", "constant mean")),),
+    "demand": (
+        ("util: MAE / persistence", ("util: untrained mixture, MAE / persistence",)),
+        ("memory: MAE / persistence", ("memory: untrained mixture, MAE / persistence",)),
+    ),
+    "coldstart": (("MAE", ("mean of the other families' runs",)),),
 }
 
 
@@ -159,6 +162,7 @@ def activate(kind: KindArgument, version: VersionArgument, registry: RegistryFol
         card = opened.card(wanted, chosen)
     typer.echo(f"{wanted}: {chosen} is active")
     note_licence(card)
+    note_errors(card)
 
 
 @models.command()
@@ -193,6 +197,17 @@ def note_licence(card: Card) -> None:
         _render.note(f"this model was fitted to data under '{licence}': mind what that forbids")
 
 
+def note_errors(card: Card) -> None:
+    """Say on stderr where a model was worse than what serves without it, on groups that it had not seen."""
+    for name, rivals in _FIGURES[card.kind]:
+        rival, theirs = _best(card, rivals)
+        if name not in card.metrics or theirs is None:
+            continue
+        ours, others = _number(card.metrics[name]), _number(theirs)
+        if float(ours) > float(others):  # as they are told: one may be the other, summed in another order
+            _render.note(f"worse than what is simpler: {name} {ours}, {rival} {others}")
+
+
 def card_json(card: Card) -> dict[str, Any]:
     """Return a card as plain JSON."""
     content: dict[str, Any] = json.loads(json.dumps(asdict(card)))
@@ -201,12 +216,17 @@ def card_json(card: Card) -> dict[str, Any]:
 
 def main_figure(card: Card) -> tuple[str, float | None, str, float | None]:
     """Return name and value of the figure a model is judged by, and the best baseline's name and value."""
-    name, rivals = _FIGURES.get(card.kind, (next(iter(sorted(card.metrics)), ""), tuple(card.baselines)))
-    if name not in card.metrics:  # experts for memory only, or a card of another making
-        name = next(iter(sorted(card.metrics)), "")
+    for name, rivals in _FIGURES[card.kind]:
+        if name in card.metrics:
+            return name, card.metrics[name], *_best(card, rivals)
+    name = next(iter(sorted(card.metrics)), "")  # a card of another making
+    return name, card.metrics.get(name), "", None
+
+
+def _best(card: Card, rivals: Sequence[str]) -> tuple[str, float | None]:
     known = {rival: card.baselines[rival] for rival in rivals if rival in card.baselines}
     best = min(known, key=lambda rival: known[rival], default="")
-    return name, card.metrics.get(name), best, known.get(best)
+    return best, known.get(best)
 
 
 def _active(registry: Registry, kind: Kind, broken: list[str]) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from cotenant import __version__, _render
-from cotenant._models import RegistryFolder, card_json, main_figure, note_licence, open_registry, told
+from cotenant._models import RegistryFolder, card_json, main_figure, note_errors, note_licence, open_registry, told
 from cotenant.scheduler.errors import CotenantError, NotAccepted
 
 if TYPE_CHECKING:
@@ -209,6 +209,7 @@ def keep(trained: Trained, folder: Path | None, activate: bool, as_json: bool) -
         card = registry.card(kind, version)
         active = registry.active(kind) == version
     note_licence(card)
+    note_errors(card)
     if as_json:
         _render.print_json(card_json(card) | {"active": active, "folder": str(registry.folder(kind, version))})
         return

@@ -14,10 +14,11 @@ from command_line import invoke
 from interference_tables import world
 from registering import card, text
 
-from cotenant._models import note_licence
+from cotenant import _models
+from cotenant._models import note_errors, note_licence
 from cotenant.forecasting.datasets.model_card import DataSource
 from cotenant.forecasting.datasets.pair_sources import read_pair_data
-from cotenant.forecasting.datasets.registry import SHIPPED, Registry, load_demand, load_interference
+from cotenant.forecasting.datasets.registry import SHIPPED, Kind, Registry, load_demand, load_interference
 from cotenant.forecasting.datasets.series_sources import from_signatures, read_series_data
 from cotenant.forecasting.datasets.signature_store import SignatureStore
 from cotenant.forecasting.signatures import to_row
@@ -274,6 +275,36 @@ def test_choosing_and_deleting(registry: Registry, matrix: Path) -> None:
     assert registry.active("interference") == SHIPPED
     assert "nothing to delete" in invoke("models", "prune", "demand", *at(registry))[1]
     assert "there is no active demand model" in invoke("models", "show", "demand", *at(registry))[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "rival"),
+    [
+        ("interference", "MAE", "half of the excess"),
+        ("demand", "util: MAE / persistence", "util: untrained mixture, MAE / persistence"),
+        ("demand", "memory: MAE / persistence", "memory: untrained mixture, MAE / persistence"),
+        ("coldstart", "MAE", "mean of the other families' runs"),
+    ],
+)
+def test_what_is_worse_than_what_is_simpler_is_told(
+    capsys: pytest.CaptureFixture[str], kind: Kind, metric: str, rival: str
+) -> None:
+    for value, said in ((0.5, 1), (0.4 + 1e-12, 0), (0.3, 0)):
+        note_errors(card(kind=kind, metrics={metric: value, "RMSE": 9.0}, baselines={rival: 0.4, "made up": 0.01}))
+        told = capsys.readouterr().err
+        assert told.count(f"worse than what is simpler: {metric} 0.5, {rival} 0.4") == said
+    note_errors(card(kind=kind, metrics={metric: 0.5}, baselines={}))
+    assert not capsys.readouterr().err
+
+
+def test_training_and_activating_tell_it(registry: Registry, matrix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = ("train", "interference", str(matrix), *at(registry))
+    assert "worse than" not in invoke(*train)[2]
+    version = registry.versions("interference")[-1].version
+    monkeypatch.setitem(_models._FIGURES, "interference", (("RMSE", ("perfect",)),))
+    monkeypatch.setattr(_models, "_best", lambda _card, _rivals: ("perfect", 0.0))
+    for command in (train, ("models", "activate", "interference", version, *at(registry))):
+        assert "worse than what is simpler: RMSE" in invoke(*command)[2]
 
 
 def test_a_broken_version_is_told_and_hides_nothing(registry: Registry, matrix: Path) -> None:
