@@ -95,7 +95,8 @@ def load_signatures(
 
     Raises:
         FileNotFoundError: There is no such folder.
-        SignatureFileError: A file lacks columns of its version, or a newer version of cotenant wrote it.
+        SignatureFileError: A file lacks columns of its version or has words for numbers, or a newer version of cotenant
+            wrote it.
     """
     root = Path(root).expanduser()
     if not root.is_dir():
@@ -125,7 +126,10 @@ def _upgraded(part: Part, table: pa.Table) -> pd.DataFrame:
     columns = {name: table.column(name).to_pandas() for name in table.column_names if name != "schema_version"}
     current = upgrade(columns | {"schema_version": version})
     current = {name: current[name] for name in COLUMNS} | {FINGERPRINT: columns.get(FINGERPRINT), HOST: part.host}
-    return _typed(pd.DataFrame(current, index=pd.RangeIndex(table.num_rows)))
+    try:
+        return _typed(pd.DataFrame(current, index=pd.RangeIndex(table.num_rows)))
+    except _WrongType as error:
+        raise SignatureFileError(f"{part.path}: {error}") from error
 
 
 def _version(path: Path, table: pa.Table) -> int:
@@ -142,15 +146,25 @@ def _version(path: Path, table: pa.Table) -> int:
     return version
 
 
+class _WrongType(ValueError):
+    """A column has something that is no number."""
+
+
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give columns the same types whatever is in them: what can be missing is a float, as NaN is."""
+    """Give columns the same types whatever is in them: what can be missing is a float, as NaN is.
+
+    Raises:
+        _WrongType: A column of numbers has something else.
+    """
     for each in FIELDS:
         if each.kind == "text":
             frame[each.name] = frame[each.name].astype(object)
         else:
-            frame[each.name] = frame[each.name].astype(
-                "int64" if each.kind == "whole" and each.name in _ALWAYS else "float64"
-            )
+            whole = each.kind == "whole" and each.name in _ALWAYS
+            try:
+                frame[each.name] = frame[each.name].astype("int64" if whole else "float64")
+            except (TypeError, ValueError) as error:
+                raise _WrongType(f"column '{each.name}': {error}") from error
     frame[FINGERPRINT] = frame[FINGERPRINT].astype(object)
     frame[HOST] = frame[HOST].astype(object)
     return frame

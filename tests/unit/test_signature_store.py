@@ -19,6 +19,7 @@ from cotenant.forecasting.types import SIGNATURE_VERSION, DeviceActivity, Signat
 
 DAY = 86400.0
 NOON = 20_000 * DAY + DAY / 2  # of 2024-10-04
+NUMBERS = [each.name for each in FIELDS if each.kind != "text" and each.since == 0 and each.name != "schema_version"]
 
 
 def at(second: float, **more: Any) -> Signature:
@@ -148,6 +149,22 @@ def test_a_file_of_a_newer_version_is_refused_by_name(store: SignatureStore) -> 
 def test_a_file_that_lacks_columns_is_refused_by_name(store: SignatureStore) -> None:
     path = write_version_0(store, util_mean=None, samples=None)
     with pytest.raises(SignatureFileError, match=f"{path.name}: lacks columns of version 0: samples, util_mean"):
+        load_signatures(store.root)
+
+
+@pytest.mark.parametrize("column", NUMBERS)
+def test_a_file_with_words_for_numbers_is_refused_by_name(store: SignatureStore, column: str) -> None:
+    path = write_version_0(store, **{column: ["many"]})
+    with pytest.raises(SignatureFileError, match=f"{path.name}: column '{column}': .*many"):
+        load_signatures(store.root)
+
+
+@pytest.mark.parametrize("column", ["samples", "neighbours"])
+def test_a_file_with_holes_where_there_is_always_a_number_is_refused_by_name(
+    store: SignatureStore, column: str
+) -> None:
+    path = write_version_0(store, **{column: pa.array([None], pa.int64())})
+    with pytest.raises(SignatureFileError, match=f"{path.name}: column '{column}'"):
         load_signatures(store.root)
 
 
