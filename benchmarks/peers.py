@@ -25,7 +25,7 @@ from peers_gavel import gavel
 from peers_muri import muri
 from peers_openb import openb
 from peers_philly import philly
-from peers_work import COMPLETION, MAKESPAN, QUEUEING, Part, Selection, data_folder, kept
+from peers_work import COMPLETION, MAKESPAN, PROCESSOR, QUEUEING, Part, Selection, data_folder, kept
 
 from cotenant.scheduler.simulation.simulate import Scenario, simulate
 from cotenant.scheduler.simulation.traces import load
@@ -93,7 +93,7 @@ def reproduction(selection: Selection) -> Iterator[Row]:
         difference = abs(float(np.mean(ours[COMPLETION])) / theirs.jct_s - 1.0)
         yield Row(case, name, "difference of mean completion", difference, "1", goal=f"<= {theirs.within}")
         seconds = float(np.mean([result.seconds for result in results]))
-        yield Row(case, name, "processor time of a simulation", seconds, "s", goal=f"<= {theirs.run_s:g}")
+        yield Row(case, name, PROCESSOR, seconds, "s", goal=f"<= {theirs.run_s:g}")
 
 
 PARTS: Mapping[str, Part] = {

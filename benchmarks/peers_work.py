@@ -21,6 +21,7 @@ from cotenant.scheduler.simulation.world import World
 
 COMPLETION, QUEUEING, MAKESPAN = "mean completion", "mean queueing", "makespan"
 SLOWDOWN, SLOWDOWN_P99 = "run / duration, mean", "run / duration, p99"
+PROCESSOR = "processor time of a simulation"
 Goals = Mapping[str, str]
 WEEK_GPUS = 252  # on so many GPUs the week's jobs of at most 8 GPUs are the load that all are on its 304
 LARGEST = 8
@@ -101,7 +102,7 @@ def _figures(result: Result) -> Iterator[tuple[str, tuple[float, str]]]:
     yield "Jain fairness", (summary["jain"], "1")
     yield "jobs treated unfairly", (fair["unfair"], "1")
     yield "suspensions", (float(summary["suspensions"]), "1")
-    yield "processor time of a simulation", (result.seconds, "s")
+    yield PROCESSOR, (result.seconds, "s")
     if wide:
         waited = [(run.ended_at or 0.0) - run.job.submit_s - run.run_s for run in wide]
         yield "mean queueing of jobs of 32 GPUs and more", (sum(waited) / len(waited), "s")
