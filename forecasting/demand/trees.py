@@ -59,6 +59,21 @@ class TreesExpert:
         inside = all(((a >= 0) & (a < nodes)).all() for a in (self._next, self._start))
         if not inside or self._start.ndim != 2 or self._start.shape[0] != len(horizons):
             raise ValueError(f"trees point outside their {nodes} nodes or are not {len(horizons)} rows of roots")
+        self._check_nodes(nodes)
+
+    def _check_nodes(self, nodes: int) -> None:
+        for name, array in (("feature", self._feature), ("threshold", self._threshold), ("value", self._value)):
+            if array.shape != (nodes,):
+                raise ValueError(
+                    f"trees: {name} has the shape {array.shape}; expected one number for each of {nodes} nodes"
+                )
+        if self._base.shape != self._start.shape[:1]:
+            raise ValueError(f"trees: base has the shape {self._base.shape}; expected one number for each horizon")
+        for name, array in (("threshold", self._threshold), ("value", self._value), ("base", self._base)):
+            if not np.isfinite(array).all():
+                raise ValueError(f"trees: {name} must be finite numbers")
+        if (self._feature < -1).any() or self._depth < 0:
+            raise ValueError("trees: a feature below -1, or a depth below 0")
 
     def resize(self, rows: int) -> None:
         """There is no state to make room for."""

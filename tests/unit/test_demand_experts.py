@@ -328,3 +328,13 @@ def test_losses_found_in_training_must_fit() -> None:
     for wrong in (np.zeros((3, 2)), np.full((4, 2), np.nan), np.full((4, 2), -1.0)):
         with pytest.raises(ValueError, match=r"expected: .* is not accepted"):
             TreesExpert(dict(trees.arrays) | {"expected": wrong}, (1, 5))
+
+
+def test_trees_must_be_whole() -> None:
+    trees = train_demand([sawtooth(100, 9, 0), sawtooth(90, 9, 1)], SETTINGS, ("trees",), FEW)["trees"]
+    for name in ("feature", "threshold", "left", "right", "value", "start", "base"):
+        array = np.asarray(trees.arrays[name])
+        wrong = [array[:1], array * 0 - 7] if array.dtype.kind == "i" else [array[:1], array * np.nan, array + np.inf]
+        for damaged in wrong:
+            with pytest.raises(ValueError, match=f"{name}|trees point outside|same shape"):
+                TreesExpert(dict(trees.arrays) | {name: damaged}, (1, 5))
