@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Fleet, Part
-from cotenant.placement.types import Placement
+from cotenant.placement.types import FitError, Placement
 from cotenant.scheduler.core.freezable import places_of
 from cotenant.scheduler.core.invariants import check_processors, check_view
 from cotenant.scheduler.core.line import Ask
@@ -98,15 +98,25 @@ def _give_up(turn: Turn, ask: Ask) -> None:
     errors = lasting(refusal)
     examples = tuple({error.kind: error for error in reversed(errors)}.values())
     for job in state.in_order(ask.jobs):
-        if _could_never_run(job):
+        if _could_never_run(job, ask, errors, turn.now):
             why = f"{what}: {hopeless(job, errors, len(state.gpus))}"
             ended = advance(job, JobState.FAILED, turn.now, why)
             state.put(replace(ended, fit_errors=examples, not_placeable=True))
 
 
-def _could_never_run(job: Job) -> bool:
-    """A job that ran before waits for the host that took it to come back, unless it has outgrown that since."""
-    return job.frozen is None and (job.epoch == 0 or job.overruns > 0)
+def _could_never_run(job: Job, ask: Ask, errors: Sequence[FitError], now: float) -> bool:
+    """Whether a job that nothing could take is to end.
+
+    One that ran before, or has waited since the cluster could have taken it, waits for the lost host to come back,
+    unless it is the job that has changed: it has outgrown what it had, or its program was measured to need more.
+    """
+    if job.frozen is not None:
+        return False
+    if job.epoch > 0:
+        return job.overruns > 0
+    judged_before = job.history[-1].at < now
+    measured = job.spec.hints.gpu_memory is None and any(error.kind == "memory_never" for error in errors)
+    return not judged_before or ask.over_quota or measured
 
 
 def _overlooked(state: State, proposal: Proposal) -> dict[str, int]:

@@ -182,6 +182,10 @@ class Line:
                 one_host=ask.one_host,
             )
             self._of_program.setdefault(key[0], {})[number] = ask
+        elif ask.refusal is not None and ask.refusal.never:
+            self.unsettle(
+                [ask]
+            )  # those that wait all the same were given their chance earlier: whoever comes now is told
         ask.jobs[job_id] = None
         return ask
 

@@ -21,7 +21,7 @@ from cotenant import cli
 from cotenant.placement.explain import explain
 from cotenant.placement.types import FitError
 from cotenant.scheduler.core import queries
-from cotenant.scheduler.core.events import HostJoined, JobExited, JobSubmitted, StartFailed, Tick
+from cotenant.scheduler.core.events import HostJoined, HostLost, JobExited, JobSubmitted, StartFailed, Tick
 from cotenant.scheduler.core.model import Job, JobSpec, JobState
 from cotenant.scheduler.core.unmet import unmet
 from cotenant.scheduler.hints import parse_hints
@@ -230,6 +230,38 @@ def test_an_empty_cluster_and_a_job_larger_than_the_cluster() -> None:
     assert driver.state("a") == "PENDING"
     driver.do(HostJoined(host()))
     assert driver.job("a").not_placeable
+
+
+@pytest.mark.parametrize("hints", [{"gpus": 4, "gang": "cluster"}, {"gpu_memory": 12 * GIB}, {"cpus": 6.0}])
+def test_a_job_that_waits_outlasts_the_loss_of_the_host_it_needs(hints: dict[str, Any]) -> None:
+    """It fitted the cluster when it was submitted: what was lost may come back, and then it starts."""
+    large = host("h2", gpus=2, memory=16 * GIB, cpus=8.0)
+    driver = Driver(host("h1", gpus=2, memory=8 * GIB, cpus=4.0), large)
+    driver.submit(*(spec(f"r{number}", gpus=2, isolation="hard") for number in range(2)))
+    driver.submit(spec("waits", isolation="hard", **hints))
+    driver.do(HostLost("h2", "the node is lost"))
+    driver.do(Tick(), after_s=5.0)
+    assert driver.state("waits") == "QUEUED"
+    assert any(error.never for error in driver.core.state.refused["waits"])
+    driver.submit(spec("late", isolation="hard", **hints))
+    assert driver.job("late").not_placeable  # whoever comes now is told at once
+    driver.do(HostJoined(large), after_s=5.0)
+    for job_id in ("r0", "r1"):
+        job = driver.job(job_id)
+        if job.lease is not None:
+            for host_id in job.hosts:
+                driver.do(JobExited(job_id, job.epoch, host_id, 0))
+    assert driver.job("waits").lease is not None
+
+
+def test_a_job_that_waits_ends_when_its_program_turns_out_to_need_more_than_there_is() -> None:
+    driver = Driver(host(gpus=1, memory=8 * GIB))
+    driver.submit(spec("r", isolation="hard"), spec("waits", isolation="hard"))
+    driver.do(Tick(), after_s=5.0)
+    assert driver.state("waits") == "QUEUED"
+    driver.core.state.learn(driver.job("waits").spec.fingerprint, profile(memory=20 * GIB), "cpu-1")
+    driver.do(HostJoined(host("h2", memory=4 * GIB)), after_s=5.0)
+    assert driver.job("waits").not_placeable
 
 
 def test_gpus_that_are_all_different() -> None:
