@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulating import NO_COST, ends, halves, job, run, scenario
 
-from cotenant.scheduler.simulation.desk import Desk, Entry
+from cotenant.scheduler.simulation.desk import BaselinePolicy, Desk, Entry
 from cotenant.scheduler.simulation.policies import POLICIES
 from cotenant.scheduler.simulation.policies.assignment import Assignment
 from cotenant.scheduler.simulation.policies.gavel import Gavel, divide_time
@@ -155,6 +155,14 @@ def test_gavel_takes_turns_unless_sharing_is_better(policy: Gavel, want: dict[st
     jobs = (job("a", length=400, workload="w"), job("b", length=400, workload="w"))
     n = 0.5 if want["a"] == 700 else 0.8
     assert ends(run(policy, jobs, truth=halves("w", n=n))) == pytest.approx(want)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, Assignment(PairTable({}, default=1.0))], ids=str)
+def test_jobs_share_memory_only_as_far_as_it_lasts(policy: str | BaselinePolicy) -> None:
+    """The world refuses more: of these at most two fit a GPU together, and one fits beside nobody."""
+    sizes = {"a": 9, "b": 9, "c": 9, "d": 20, "e": 24, "f": 0}
+    jobs = [job(name, workload="w", util=0.1, memory_bytes=size * GIB) for name, size in sizes.items()]
+    assert None not in ends(run(policy, jobs, 2)).values()
 
 
 def test_gavel_acts_at_the_start_of_rounds_only() -> None:

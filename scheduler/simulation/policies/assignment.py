@@ -9,7 +9,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from cotenant.scheduler.simulation.desk import Desk, Entry, Key, Knows
-from cotenant.scheduler.simulation.policies.gavel import Choice, possible, workers_of
+from cotenant.scheduler.simulation.policies.gavel import Choice, memory_of, possible, workers_of
 from cotenant.scheduler.simulation.truth import NoInterference, Truth
 
 _HORIZON_S = 900.0  # over which the work that a move costs is spread
@@ -54,7 +54,7 @@ class Assignment:
 
     def _best(self, desk: Desk, jobs: Sequence[Entry]) -> list[Choice]:
         workers = workers_of(desk)
-        choices = possible(jobs, workers, self.rates, packed=self.packed)
+        choices = possible(jobs, workers, self.rates, packed=self.packed, memory=memory_of(desk))
         fastest = {e.index: max(self.rates.alone(e.workload, kind, e.gpus) for kind in workers) for e in jobs}
         weight = {e.index: self._weight(desk, e) for e in jobs}
         stays = {e.index: desk.gpu_type(e.held[0]) for e in jobs if e.held}

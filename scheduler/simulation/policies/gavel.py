@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,7 +76,8 @@ class Gavel:
         plan = (frozenset(jobs), workers_of(desk))
         if plan != self._planned:
             self._planned, self._had = plan, {}
-            self._choices = divide_time(list(jobs.values()), plan[1], self.rates, packed=self.packed)
+            memory = memory_of(desk)
+            self._choices = divide_time(list(jobs.values()), plan[1], self.rates, packed=self.packed, memory=memory)
         self._running = self._pick(desk)
         _move(desk, jobs, self._running)
 
@@ -98,14 +100,21 @@ class Gavel:
         return chosen
 
 
-def divide_time(jobs: Sequence[Entry], workers: dict[str, int], rates: Truth, *, packed: bool = True) -> list[Choice]:
+def divide_time(
+    jobs: Sequence[Entry],
+    workers: dict[str, int],
+    rates: Truth,
+    *,
+    packed: bool = True,
+    memory: Mapping[str, int] | None = None,
+) -> list[Choice]:
     """Solve the linear program; return the choices that are to run for some of the time.
 
     Maximise z + small * mean_j T_j, with T_j = sum of x * speed over the choices with j, divided by what j would do on
     an equal part of the cluster, times its GPUs and divided by its weight; T_j >= z; a job runs at most all the time;
     the GPUs of a type are not used more than all the time.
     """
-    choices = possible(jobs, workers, rates, packed=packed)
+    choices = possible(jobs, workers, rates, packed=packed, memory=memory)
     if not choices:
         return []
     row_of = {entry.index: row for row, entry in enumerate(jobs)}
@@ -143,16 +152,25 @@ def divide_time(jobs: Sequence[Entry], workers: dict[str, int], rates: Truth, *,
     ]
 
 
-def possible(jobs: Sequence[Entry], workers: dict[str, int], rates: Truth, *, packed: bool) -> list[Choice]:
-    """Return what may run: each job, and each pair that is worth it, on each GPU type."""
+def possible(
+    jobs: Sequence[Entry],
+    workers: dict[str, int],
+    rates: Truth,
+    *,
+    packed: bool,
+    memory: Mapping[str, int] | None = None,
+) -> list[Choice]:
+    """Return what may run: each job, and each pair that is worth it, on each GPU type whose ``memory`` suffices."""
     found: list[Choice] = []
     for kind, count in workers.items():
-        fits = [e for e in jobs if e.gpus <= count and rates.alone(e.workload, kind, e.gpus) > 0.0]
+        room = (memory or {}).get(kind, math.inf)
+        small = [e for e in jobs if e.gpus <= count and e.memory_bytes <= room]
+        fits = [e for e in small if rates.alone(e.workload, kind, e.gpus) > 0.0]
         alone = {e.index: rates.alone(e.workload, kind, e.gpus) for e in fits}
         found += [Choice((e.index,), kind, (alone[e.index],), e.gpus) for e in fits]
         for place, one in enumerate(fits if packed else ()):
             for other in fits[place + 1 :]:
-                if one.gpus != other.gpus:
+                if one.gpus != other.gpus or one.memory_bytes + other.memory_bytes > room:
                     continue
                 try:
                     n = rates.together((one.workload, other.workload), kind)
@@ -172,6 +190,16 @@ def workers_of(desk: Desk) -> dict[str, int]:
             for gpu in desk.gpus_of(node):
                 counts[desk.gpu_type(gpu)] = counts.get(desk.gpu_type(gpu), 0) + 1
     return counts
+
+
+def memory_of(desk: Desk) -> dict[str, int]:
+    """Return the memory that every GPU of a type has."""
+    least: dict[str, int] = {}
+    for node in range(desk.node_count):
+        for gpu in desk.gpus_of(node):
+            kind = desk.gpu_type(gpu)
+            least[kind] = min(least.get(kind, desk.memory_bytes(gpu)), desk.memory_bytes(gpu))
+    return least
 
 
 def _move(desk: Desk, jobs: dict[int, Entry], chosen: Sequence[Choice]) -> None:
