@@ -1,8 +1,9 @@
 """Having less important jobs make room for those that wait.
 
 Who is less important: whose value is lower by ``priority_factor``; or who is of no higher class and has so much more
-left to do, in GPU-seconds, than a waiting job that says how long it runs, and has waited for a small part of the time
-that it has run. (Shortest remaining time first, Schrage 1968, but no long job is held up for much longer than that.)
+left to do, in GPU-seconds, than a waiting job that says how long it runs, and has waited for less than it has run.
+(Shortest remaining time first, Schrage 1968, but no long job is held up to more than about twice its time by that.
+Less than twice as much, and wrong estimates would have jobs make room for each other in turn.)
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from cotenant.scheduler.core.moves import PATIENCE_S
 from cotenant.scheduler.core.priority import CLASS_POINTS, importance
 
 MOST_CLAIMANTS = 8  # waiting jobs that are looked at, of those that have waited long enough
-MUCH_MORE = 8.0  # times the GPU-seconds
-HELD_UP = 0.25  # of the time it has run, beyond which a job makes no more room for shorter ones
+MUCH_MORE = 2.0  # times the GPU-seconds
+HELD_UP = 1.0  # of the time it has run, beyond which a job makes no more room for shorter ones
 MOST_TRIED = 16  # GPUs or hosts, and jobs on them, that are tried for one of them
 
 _Valued = tuple[float, Job]
@@ -57,7 +58,7 @@ class _Movers:
         value: Their priority values.
         points: Of their priority class.
         work_s: GPU-seconds that each is expected to have left, alone.
-        patient: It has waited for a small part of the time that it has run.
+        patient: It has waited for less than ``HELD_UP`` of the time that it has run.
     """
 
     job_ids: Sequence[str]

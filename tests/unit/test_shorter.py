@@ -50,10 +50,10 @@ def test_a_long_job_makes_room_for_a_short_one_and_goes_on_afterwards() -> None:
     ("long", "short", "waited_s", "why"),
     [
         ({"checkpoint": "none"}, {}, 0.0, "it would lose what it has done"),
-        ({}, {"expected_duration_s": 5000.0}, 0.0, "it has not that much more to do"),
+        ({}, {"expected_duration_s": 10_000.0}, 0.0, "it has not that much more to do"),
         ({}, {"expected_duration_s": None}, 0.0, "nobody knows that the other is shorter"),
         ({"priority": "high"}, {}, 0.0, "it is of a higher class"),
-        ({}, {}, 100.0, "it has waited for long enough"),
+        ({}, {}, 400.0, "it has waited for long enough"),
     ],
 )
 def test_it_stays(long: dict[str, Any], short: dict[str, Any], waited_s: float, why: str) -> None:
