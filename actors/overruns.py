@@ -25,9 +25,8 @@ class OverrunWatch:
     """Counts, per run of a job and GPU, the windows in a row that ended above the share."""
 
     def __init__(self) -> None:
-        self._above: dict[
-            tuple[str, int | None, str], list[bool]
-        ] = {}  # of each window above the share: is it an estimate?
+        # By job, run and GPU, of each window above the share: is it an estimate?
+        self._above: dict[tuple[str, int | None, str], list[bool]] = {}
 
     def observe(
         self, signatures: Sequence[Signature], shares: Mapping[str, Sequence[Share]], epochs: Mapping[str, int]

@@ -183,9 +183,8 @@ class Line:
             )
             self._of_program.setdefault(key[0], {})[number] = ask
         elif ask.refusal is not None and ask.refusal.never:
-            self.unsettle(
-                [ask]
-            )  # those that wait all the same were given their chance earlier: whoever comes now is told
+            # Those that wait all the same were given their chance earlier: whoever comes now is told.
+            self.unsettle([ask])
         ask.jobs[job_id] = None
         return ask
 
