@@ -157,7 +157,7 @@ def test_gavel_takes_turns_unless_sharing_is_better(policy: Gavel, want: dict[st
     assert ends(run(policy, jobs, truth=halves("w", n=n))) == pytest.approx(want)
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, Assignment(PairTable({}, default=1.0))], ids=str)
+@pytest.mark.parametrize("policy", [*POLICIES, pytest.param(Assignment(PairTable({}, default=1.0)), id="assignment")])
 def test_jobs_share_memory_only_as_far_as_it_lasts(policy: str | BaselinePolicy) -> None:
     """The world refuses more: of these at most two fit a GPU together, and one fits beside nobody."""
     sizes = {"a": 9, "b": 9, "c": 9, "d": 20, "e": 24, "f": 0}
