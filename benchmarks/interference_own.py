@@ -88,11 +88,7 @@ def of_triples(case: Case) -> Iterator[Row]:
         ("focal family unseen", [each.ours for each in _without_the_family(case, triples)]),
         ("all pairs known", known),
     ):
-        name = f"{case.name}, triples, {label}"
-        errors = np.abs(truth - np.array([each.mid for each in found]))
-        yield _over(name, "cotenant", "MAE of n", errors, groups)
-        inside = [each.low <= n <= each.high for each, n in zip(found, truth, strict=True)]
-        yield _over(name, "cotenant", "coverage of the 80 % interval", np.array(inside), groups)
+        yield from _judged(f"{case.name}, triples, {label}", found, truth, groups)
     name = f"{case.name}, triples, all pairs known"
     complete = [each for each in triples if all(key in by_pair for key in _pairs_of_set(each))]
     products = [math.prod(min(1.0, by_pair[key].throughput) for key in _pairs_of_set(each)) for each in complete]
@@ -122,9 +118,15 @@ def of_lessons(case: Case) -> Iterator[Row]:
     truth, groups = np.array([min(1.0, each.throughput) for each in asked]), _by_family(asked)
     for label, predictions in (("nothing", before), ("one triple", after)):
         name = f"{case.name}, pairs of a job of an unseen family, {label} measured"
-        yield _over(name, "cotenant", "MAE of n", np.abs(truth - np.array([one.mid for one in predictions])), groups)
-        inside = [one.low <= n <= one.high for one, n in zip(predictions, truth, strict=True)]
-        yield _over(name, "cotenant", "coverage of the 80 % interval", np.array(inside), groups)
+        yield from _judged(name, predictions, truth, groups)
+
+
+def _judged(case: str, found: list[ThroughputPrediction], truth: np.ndarray, groups: list[np.ndarray]) -> Iterator[Row]:
+    """Error of the predictions, and how many of their intervals hold the truth."""
+    errors = np.abs(truth - np.array([each.mid for each in found]))
+    yield _over(case, "cotenant", "MAE of n", errors, groups)
+    inside = [each.low <= n <= each.high for each, n in zip(found, truth, strict=True)]
+    yield _over(case, "cotenant", "coverage of the 80 % interval", np.array(inside), groups)
 
 
 def of_rule(case: Case) -> Iterator[Row]:

@@ -19,9 +19,8 @@ from cotenant.forecasting.interference.model import LEAST
 from cotenant.forecasting.interference.observations import INTERVAL_SIGMAS, MOST_THROUGHPUT, Observation
 from cotenant.forecasting.types import ThroughputPrediction
 
-COMPOSING_ERROR = (
-    0.08  # standard deviation of n composed of measured pairs (benchmarks/interference.py: mean error .065)
-)
+# Standard deviation of n composed of measured pairs; its mean error is .065 (benchmarks/interference.py).
+COMPOSING_ERROR = 0.08
 
 Pair = tuple[str, str]  # fingerprints: whose throughput it is, and its neighbour
 
