@@ -16,7 +16,7 @@ from cotenant.forecasting.interference.observations import MOST_THROUGHPUT, Obse
 from cotenant.forecasting.profiles import CLEAN_THROTTLE, WARM_UP_WINDOWS
 from cotenant.forecasting.rates import Blocks, Rate, rate_of, student_t
 from cotenant.forecasting.types import DemandProfile, Signature
-from cotenant.forecasting.windows import finite
+from cotenant.forecasting.windows import finite, usable_rate
 
 SETTLING_WINDOWS = 2  # after a change of the set: somebody is being moved, started or ended
 FIRST_EMISSIONS_S = (5.0, 10.0, 20.0, 40.0, 60.0)  # of measurement of the same set; from then on at every doubling
@@ -29,7 +29,6 @@ ELSEWHERE_S = 10.0  # a job seen this recently on a GPU of another host is one o
 INTERVAL_LEVEL = 0.9  # upper end of an 80 % interval
 _LEAST_THROUGHPUT = 1e-3  # slower than that, something else is wrong
 _LEAST_PART = 0.01  # of the throughput: the low end of an interval is a throughput too, so above 0
-_MOST_RATE = 1e9
 _SOLO_BLOCKS = 15
 
 
@@ -406,7 +405,7 @@ def _order(window: _Window) -> tuple[Any, ...]:
 
 
 def _window(signature: Signature) -> _Window | None:
-    start_s, window_s, rate = signature.start_s, signature.window_s, signature.step_rate
+    start_s, window_s = signature.start_s, signature.window_s
     if not (math.isfinite(start_s) and math.isfinite(window_s) and window_s > 0.0):
         return None
     throttled = signature.throttled_fraction
@@ -415,7 +414,7 @@ def _window(signature: Signature) -> _Window | None:
         gpu_id=signature.gpu_id,
         start_s=start_s,
         window_s=window_s,
-        step_rate=rate if finite(rate) and 0.0 <= rate <= _MOST_RATE else None,
+        step_rate=usable_rate(signature),
         held=min(1.0, max(0.0, throttled)) if finite(throttled) else 0.0,
         neighbours=signature.neighbours,
     )

@@ -15,8 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cotenant.forecasting.clock import WindowClock
 from cotenant.forecasting.types import UNKNOWN_PROFILE, DemandProfile, Signature
-from cotenant.forecasting.windows import MOST_BYTES, finite, usable_memory, usable_util, usable_window
+from cotenant.forecasting.windows import (
+    MOST_BYTES,
+    MOST_RATE,
+    finite,
+    usable_memory,
+    usable_rate,
+    usable_util,
+    usable_window,
+)
 
 CLEAN_THROTTLE = 0.02  # held back for less than this fraction of a window counts as not held back
 WARM_UP_WINDOWS = 2  # windows with steps that still contain start-up work
@@ -76,7 +85,7 @@ class _Record:
 class _JobRecord:
     record: _Record = field(default_factory=_Record)
     stepped_windows: int = 0
-    last_start: dict[str, float] = field(default_factory=dict)
+    clocks: dict[str, WindowClock] = field(default_factory=dict)  # by GPU
 
 
 class ProfileBook:
@@ -90,6 +99,7 @@ class ProfileBook:
     * Memory: the largest ever seen, in any window.
     * Each of the three is learnt wherever it can be read; without utilisation the source stays "unknown".
     * A job's own measurement replaces its fingerprint's after five seconds of it.
+    * When a host's clock is set back, its windows are ignored until ten of them have advanced.
 
     The least recently seen jobs and fingerprints are dropped beyond the limits. Not thread-safe.
 
@@ -106,19 +116,18 @@ class ProfileBook:
 
     def observe(self, signature: Signature, fingerprint: str) -> None:
         """Take in one window. Out-of-order, absurd or empty windows are ignored."""
-        util, memory = usable_util(signature), usable_memory(signature)
-        if not usable_window(signature) or (util is None and memory is None and not finite(signature.step_rate)):
+        util, memory, rate = usable_util(signature), usable_memory(signature), usable_rate(signature)
+        if not usable_window(signature) or (util is None and memory is None and rate is None):
             return
         job = self._jobs.pop(signature.job_id, None) or _JobRecord()
         self._jobs[signature.job_id] = job  # most recently seen last
-        if signature.start_s <= job.last_start.get(signature.gpu_id, float("-inf")):
+        if job.clocks.setdefault(signature.gpu_id, WindowClock()).advance(signature.start_s) is None:
             return
-        job.last_start[signature.gpu_id] = signature.start_s
         common = self._classes.pop(fingerprint, None) or _Record()
         self._classes[fingerprint] = common
-        warm = _advance(job, signature)
+        warm = _advance(job, rate)
         for record in (job.record, common):
-            _learn(record, signature, util, memory, warm)
+            _learn(record, signature, util, memory, rate, warm=warm)
         _trim(self._jobs, self.max_jobs)
         _trim(self._classes, self.max_fingerprints)
 
@@ -148,7 +157,7 @@ class ProfileBook:
             job_id: {
                 "record": _dump(job.record),
                 "stepped_windows": job.stepped_windows,
-                "last_start": job.last_start,
+                "last_start": {gpu_id: clock.last_s for gpu_id, clock in job.clocks.items()},
             }
             for job_id, job in self._jobs.items()
         }
@@ -171,8 +180,8 @@ class ProfileBook:
             if book.max_jobs < 1 or book.max_fingerprints < 1:
                 raise ValueError(f"limits: {book.max_jobs}, {book.max_fingerprints} are not accepted; give at least 1")
             for job_id, job in data["jobs"].items():
-                starts = {gpu_id: float(start) for gpu_id, start in job["last_start"].items()}
-                book._jobs[job_id] = _JobRecord(_load(job["record"]), int(job["stepped_windows"]), starts)
+                clocks = {gpu_id: WindowClock(float(start)) for gpu_id, start in job["last_start"].items()}
+                book._jobs[job_id] = _JobRecord(_load(job["record"]), int(job["stepped_windows"]), clocks)
             book._classes.update((name, _load(record)) for name, record in data["fingerprints"].items())
             for record in (*book._classes.values(), *(job.record for job in book._jobs.values())):
                 _require_sound(record)
@@ -201,15 +210,21 @@ def on_type(name: str, gpu_type: str) -> str:
     return f"{name} on {gpu_type}" if name and gpu_type else name
 
 
-def _advance(job: _JobRecord, signature: Signature) -> bool:
+def _advance(job: _JobRecord, rate: float | None) -> bool:
     """Count a window with steps and return whether the job is past its warm-up."""
-    if finite(signature.step_rate) and signature.step_rate > 0.0:
+    if rate is not None and rate > 0.0:
         job.stepped_windows += 1
     return job.stepped_windows > WARM_UP_WINDOWS
 
 
 def _learn(
-    record: _Record, signature: Signature, util: float | None, memory: tuple[float, float] | None, warm: bool
+    record: _Record,
+    signature: Signature,
+    util: float | None,
+    memory: tuple[float, float] | None,
+    rate: float | None,
+    *,
+    warm: bool,
 ) -> None:
     if memory is not None:
         record.memory_peak = max(record.memory_peak, memory[1])
@@ -218,8 +233,8 @@ def _learn(
     if util is not None:
         kind = ("solo" if clean else "shared") if warm else ("early" if clean else "early_shared")
         record.usages[kind].add(util, signature.window_s)
-    if clean and warm and finite(signature.step_rate) and signature.step_rate >= 0.0:
-        record.add_steps(signature.step_rate * signature.window_s, signature.window_s)
+    if clean and warm and rate is not None:
+        record.add_steps(rate * signature.window_s, signature.window_s)
 
 
 def _summary(record: _Record) -> DemandProfile:
@@ -272,7 +287,8 @@ def _require_sound(record: _Record) -> None:
     numbers = [record.memory_peak, record.block_steps, record.block_s, *record.rates]
     numbers += [usage.seconds for usage in record.usages.values()]
     sound = all(0.0 <= util <= 1.0 for util in utils) and all(0.0 <= each < math.inf for each in numbers)
-    if not sound or record.memory_peak > MOST_BYTES or (record.block_steps > 0.0 and record.block_s == 0.0):
+    possible = record.memory_peak <= MOST_BYTES and all(rate <= MOST_RATE for rate in record.rates)
+    if not sound or not possible or (record.block_steps > 0.0 and record.block_s == 0.0):
         raise ValueError("not a profile book: it holds numbers that cannot have been measured")
 
 

@@ -8,6 +8,8 @@ from typing import TypeGuard
 from cotenant.forecasting.types import Reading, Signature
 
 MOST_BYTES = float(1 << 50)
+MOST_RATE = 1e9  # steps per second
+MOST_WINDOW_S = 3600.0  # hosts send one a second; what is summed up over windows must stay a number of seconds
 MOST_UTIL = 1.1  # counters are read a little late or early: up to here it is noise and clipped, beyond it is absurd
 
 
@@ -18,8 +20,7 @@ def finite(value: Reading) -> TypeGuard[float]:
 
 def usable_window(signature: Signature) -> bool:
     """Return whether the window has a sensible place in time and was measured at all."""
-    times = math.isfinite(signature.start_s) and math.isfinite(signature.window_s)
-    return times and signature.window_s > 0.0 and signature.samples > 0
+    return math.isfinite(signature.start_s) and 0.0 < signature.window_s <= MOST_WINDOW_S and signature.samples > 0
 
 
 def usable_util(signature: Signature) -> float | None:
@@ -40,6 +41,12 @@ def usable_memory(signature: Signature) -> tuple[float, float] | None:
     if not finite(peak) or not memory <= peak <= MOST_BYTES:
         peak = memory
     return memory, peak
+
+
+def usable_rate(signature: Signature) -> float | None:
+    """Return the window's steps per second; None when they are missing or absurd (a counter that went backwards)."""
+    rate = signature.step_rate
+    return rate if finite(rate) and 0.0 <= rate <= MOST_RATE else None
 
 
 def uncensored(util: float, throttled_fraction: Reading) -> float:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cotenant.forecasting.demand.arrays import Flags, Indexes
 from cotenant.forecasting.types import Signature
-from cotenant.forecasting.windows import MOST_BYTES, MOST_UTIL
+from cotenant.forecasting.windows import MOST_BYTES, MOST_UTIL, MOST_WINDOW_S
 
 Floats = npt.NDArray[np.float64]
 
@@ -154,5 +154,5 @@ def _usable(table: Floats) -> tuple[Flags, Floats]:
         memory = np.where(np.isfinite(memory), memory, peak)
         memory = np.where((memory >= 0.0) & (memory <= MOST_BYTES), memory, np.nan)
         peak = np.where((peak >= memory) & (peak <= MOST_BYTES), peak, memory)
-        measured = np.isfinite(start) & np.isfinite(length) & (length > 0.0) & (samples > 0)
+        measured = np.isfinite(start) & (length > 0.0) & (length <= MOST_WINDOW_S) & (samples > 0)
     return measured & (np.isfinite(util) | np.isfinite(memory)), np.stack([start, util, memory, peak, rate, stretch])

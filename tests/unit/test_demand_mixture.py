@@ -229,6 +229,7 @@ ABSURD = (
     window(1, 0.5, samples=0),
     window(math.nan, 0.5),
     window(1, 0.5, window_s=0.0),
+    window(1, 0.5, window_s=1e300),
     window(1, 2.5, memory=18446744073707737660.0),
     window(1, math.nan, memory=None),
     window(1, None, memory=-1.0),

@@ -80,6 +80,7 @@ def test_a_throttled_window_counts_as_the_demand_behind_it(util: float, throttle
         pytest.param({"util": -0.1, "memory": -1.0}, id="negative"),
         pytest.param({"util": 7.0, "memory": 1e30}, id="absurd"),
         pytest.param({"window_s": 0.0}, id="no length"),
+        pytest.param({"window_s": 1e300}, id="of no length that a window has"),
         pytest.param({"window_s": math.nan}, id="length is no number"),
         pytest.param({"samples": 0}, id="no samples"),
         pytest.param({"second": math.nan}, id="no time"),

@@ -6,10 +6,17 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from packing import GIB, window
 
+from cotenant.forecasting.demand import MixtureForecaster
+from cotenant.forecasting.demand.ewquantile import EwQuantileForecaster
 from cotenant.forecasting.profiles import ProfileBook, from_hints
-from cotenant.forecasting.types import UNKNOWN_PROFILE
+from cotenant.forecasting.types import UNKNOWN_PROFILE, Forecast, JobMeasurement, Signature
+from cotenant.scheduler.core.sanity import plausible
+
+NUMBERS = (0.0, 0.5, 1.0, 2.5, 20.0, -1.0, 1e12, 18446744073707737660.0, 1e300, 1e-300, math.nan, math.inf, -math.inf)
 
 
 def trained(
@@ -132,6 +139,7 @@ def test_memory_is_the_largest_of_all_windows_of_the_class() -> None:
         pytest.param({"second": 12.0}, id="duplicate"),
         pytest.param({"second": 4.0}, id="out of order"),
         pytest.param({"samples": 0}, id="no samples"),
+        pytest.param({"window_s": 1e300}, id="of no length that a window has"),
     ],
 )
 def test_unusable_windows_change_nothing(bad: dict[str, float]) -> None:
@@ -139,6 +147,62 @@ def test_unusable_windows_change_nothing(bad: dict[str, float]) -> None:
     before = book.profile("job", "fp")
     book.observe(window(**{"second": 20.0, "util": 0.99, "memory": 9e12, "rate": 99.0, **bad}), "fp")  # type: ignore[arg-type]
     assert book.profile("job", "fp") == before
+
+
+@pytest.mark.parametrize("wrong", [18446744073707737660.0, math.inf, -1.0, math.nan])
+def test_a_counter_of_steps_that_went_backwards_is_no_rate(wrong: float) -> None:
+    book = trained()
+    book.observe(window(13, 0.5, rate=wrong), "fp")
+    assert book.profile("job", "fp").solo_step_rate == 20.0
+    fresh = ProfileBook()
+    for second in range(12):
+        fresh.observe(window(second, 0.5, rate=wrong if second % 2 else 20.0), "fp")
+    assert fresh.profile("job", "fp").solo_step_rate == 20.0
+
+
+@pytest.mark.parametrize("ahead", [3600.0, 1e9])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_clock_that_was_ahead_stops_no_learning(ahead: float, saved: bool) -> None:
+    book = trained()
+    book.observe(window(ahead, 0.5, rate=20.0), "fp")
+    if saved:
+        book = ProfileBook.from_json(book.to_json())
+    for second in range(13, 113):
+        book.observe(window(second, 0.9, rate=40.0), "fp")
+    known = book.profile("job", "fp")
+    assert (known.util_mean, known.solo_step_rate) == (pytest.approx(0.9), 40.0)
+
+
+@st.composite
+def any_windows(draw: st.DrawFn) -> Signature:
+    number = st.sampled_from(NUMBERS)
+    reading = st.none() | number
+    return window(
+        draw(number | st.integers(0, 40).map(float)),
+        draw(reading),
+        memory=draw(reading),
+        peak=draw(number),
+        rate=draw(reading),
+        throttled=draw(reading),
+        neighbours=draw(st.sampled_from((0, 1, -1))),
+        window_s=draw(number),
+        samples=draw(st.sampled_from((10, 0, -1, 10**20))),
+    )
+
+
+@given(st.lists(any_windows(), max_size=40))
+def test_whatever_was_observed_the_scheduler_believes_what_comes_of_it(windows: list[Signature]) -> None:
+    book, mixture, simple = ProfileBook(), MixtureForecaster(), EwQuantileForecaster()
+    for each in windows:
+        book.observe(each, "fp")
+        for forecaster in (mixture, simple):
+            forecaster.observe(each)
+    book = ProfileBook.from_json(book.to_json())
+    usual = window(50, 0.5)
+    for forecast in (mixture.forecast("job"), simple.forecast("job")):
+        for job_id in ("job", "another"):
+            told = forecast or Forecast("job", {}, {}, 0.0, 0)
+            assert plausible(JobMeasurement("job", "fp", usual, told, book.profile(job_id, "fp")))
 
 
 def test_json_round_trip_goes_on_where_it_stopped() -> None:
