@@ -10,6 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -21,6 +23,7 @@ from cotenant.forecasting.types import Signature
 MOST_WAITING = 100_000  # rows
 TIDY_EVERY_S = 3600.0
 CLOSE_TIMEOUT_S = 4.0
+MOST_TRIES = 200  # to tell rows that cannot be written from those that can
 FOLDER = "signatures"
 
 Item = TypeVar("Item")
@@ -97,30 +100,50 @@ class Backlog(Generic[Item]):
         hosts: dict[str, list[Item]] = {}
         for host_id, item in waiting:
             hosts.setdefault(host_id, []).append(item)
+        failure = self._failure_of(self._tidy)  # first: what it deletes may be the room that is needed
+        kept: list[tuple[str, Item]] = []
+        for host_id, items in hosts.items():
+            failed = self._failure_of(partial(self._write_host, host_id, items))
+            if failed is not None:
+                failure = failed
+                kept += [(host_id, item) for item in items]
+        self._keep(kept)
+        if failure is not None and not self._failing:
+            self._tell(f"cotenant prm: the {self._what} cannot be written ({failure}); trying again")
+        if failure is None and self._failing:
+            self._tell(f"cotenant prm: the {self._what} is written again")
+        self._failing = failure is not None
+
+    @staticmethod
+    def _failure_of(step: Callable[[], None]) -> OSError | None:
+        """Take one step; what the disk had against it must not keep the others from being taken."""
         try:
-            for host_id in list(hosts):
-                self._write_host(host_id, hosts[host_id])
-                del hosts[host_id]
-            self._tidy()
+            step()
         except OSError as error:
-            self._keep([(host_id, item) for host_id, items in hosts.items() for item in items])
-            if not self._failing:
-                self._tell(f"cotenant prm: the {self._what} cannot be written ({error}); trying again")
-            self._failing = True
-        else:
-            if self._failing:
-                self._tell(f"cotenant prm: the {self._what} is written again")
-            self._failing = False
+            return error
+        return None
 
     def _write_host(self, host_id: str, items: Sequence[Item]) -> None:
         """Write one host's rows; OSError when the disk is to blame. Rows that are themselves to blame are left out."""
-        try:
-            self._store.write(host_id, [self._to_row(item) for item in items])
-        except OSError:
-            raise
-        except Exception as error:  # noqa: BLE001 - no row may end the thread that writes all others
-            what = f"{len(items)} rows of host {host_id} for the {self._what} were left out"
-            self._tell(f"cotenant prm: {what}: {type(error).__name__}: {error}")
+        lots, left_out, why = [items], 0, ""
+        for tries in count(1):
+            lot = lots.pop()
+            try:
+                self._store.write(host_id, [self._to_row(item) for item in lot])
+            except OSError:
+                raise
+            except Exception as error:  # noqa: BLE001 - no row may end the thread that writes all others
+                why = f"{type(error).__name__}: {error}"
+                if len(lot) == 1 or tries >= MOST_TRIES:
+                    left_out += len(lot)
+                else:
+                    middle = len(lot) // 2
+                    lots += [lot[middle:], lot[:middle]]
+            if not lots:
+                break
+        if left_out:
+            what = f"{left_out} rows of host {host_id} for the {self._what} were left out"
+            self._tell(f"cotenant prm: {what}: {why}")
 
     def _tidy(self) -> None:
         now = self._clock()

@@ -36,7 +36,7 @@ class SignatureFileError(ValueError):
 
 
 class SignatureStore:
-    """Writes the files and keeps their number and age in bounds. One writer at a time; not thread-safe.
+    """Writes the files and keeps their number and age in bounds. Several processes may; not thread-safe.
 
     Args:
         root: The folder; made when it does not exist.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from cotenant.actors.history import History, open_history
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.prm_actor import Prm
 from cotenant.configs.settings import Settings, SignatureSettings
-from cotenant.forecasting.datasets.signature_store import load_signatures
+from cotenant.forecasting.datasets.signature_store import SignatureStore, load_signatures
 from cotenant.forecasting.types import Signature
 
 NOW = float(int(time.time())) - 1_000_000.0  # on top of what a made window begins at: nothing is too old to be kept
@@ -147,6 +148,57 @@ def test_rows_that_cannot_be_written_are_left_out_and_the_thread_goes_on(disk: D
     history.add_windows("good", [window()], {"job": "f"})
     wait_until(lambda: disk.rows)
     history.close()
+
+
+def test_one_row_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
+    said: list[str] = []
+    history = History(SignatureStore(tmp_path, 1e5, 1 << 30), 3600.0, clock=lambda: NOW, tell=said.append)
+    broken = {3: {"framework": "\ud800"}, 7: {"batch_size": 10**30}, 8: {"job_id": "\ud800"}}
+    windows = [replace(window(second), **broken.get(second, {})) for second in range(20)]
+    history.add_windows("a", windows, {"job": "f"})
+    history.close()
+    left = {each.start_s for second, each in enumerate(windows) if second not in (3, 8)}  # a batch is only not told
+    assert set(load_signatures(tmp_path)["start_s"]) == left
+    (text,) = said
+    assert "2 rows of host a for the history of signatures were left out: UnicodeEncodeError" in text
+
+
+def test_rows_none_of_which_can_be_written_are_soon_given_up() -> None:
+    tries, said = [], []
+
+    class Never(Disk):
+        def write(self, host_id: str, rows: Sequence[Mapping[str, object]]) -> None:
+            tries.append(len(rows))
+            raise ValueError("no such column")
+
+    history = History(Never(), 3600.0, clock=lambda: NOW, tell=said.append)
+    history.add_windows("a", windows(*range(5000)), {})
+    history.close()
+    assert len(tries) < 1000
+    assert said == [
+        "cotenant prm: 5000 rows of host a for the history of signatures were left out: ValueError: no such column"
+    ]
+
+
+def test_a_host_whose_folder_cannot_be_written_and_a_store_that_is_too_full_stop_no_other_host(disk: Disk) -> None:
+    said: list[str] = []
+
+    def write(host_id: str, rows: Sequence[Mapping[str, object]]) -> None:
+        if host_id == "bad":
+            raise PermissionError(13, "Permission denied")
+        disk.rows += [(host_id, row) for row in rows]
+
+    disk.write = write  # type: ignore[method-assign]
+    history = History(disk, 0.01, clock=lambda: NOW, tell=said.append)
+    history.add_windows("bad", [window(1)], {})
+    wait_until(lambda: said)
+    history.add_windows("good", [window(2)], {})
+    wait_until(lambda: disk.rows)
+    assert disk.tidied
+    history.close()
+    assert said == [
+        "cotenant prm: the history of signatures cannot be written ([Errno 13] Permission denied); trying again"
+    ]
 
 
 def test_while_the_disk_is_full_memory_stays_bounded(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

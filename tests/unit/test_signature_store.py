@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import tempfile
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from packing import window
 
 from cotenant.forecasting.datasets.signature_store import SignatureFileError, SignatureStore, load_signatures
@@ -220,6 +225,75 @@ def test_a_merge_that_was_killed_is_finished_the_next_time(store: SignatureStore
     store.tidy(NOON + DAY)
     assert len(files(store)) == 1
     assert len(load_signatures(store.root)) == 2
+
+
+def harmed(data: bytes, kind: str, place: int) -> bytes:
+    content = bytearray(data)
+    at_least_magic = 4 + place % (len(content) - 8)
+    if kind == "cut off":
+        return bytes(content[:at_least_magic])
+    content[at_least_magic : at_least_magic + 40] = b"\x5a" * len(content[at_least_magic : at_least_magic + 40])
+    return bytes(content)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(("cut off", "overwritten")), st.integers(0, 1 << 16), st.integers(0, 2))
+def test_wherever_a_file_is_damaged_the_others_are_kept_in_bounds(kind: str, place: int, which: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = SignatureStore(Path(folder) / "store", keep_days=7.0, keep_bytes=1 << 30)
+        paths = [store.write("a", rows(*(at(100 * part + second) for second in range(40))))[0] for part in range(3)]
+        paths[which].write_bytes(harmed(paths[which].read_bytes(), kind, place))
+        store.tidy(NOON + DAY)
+        store.tidy(NOON + DAY)
+        assert len(files(store)) <= 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                found = load_signatures(store.root)
+            except SignatureFileError:  # what is read is no number, or of no version that is known
+                return
+        assert {float(100 * part) for part in range(3) if part != which} <= set(found["start_s"] - NOON)
+        SignatureStore(store.root, keep_days=7.0, keep_bytes=1).tidy(NOON + DAY)
+        assert files(store) == []
+
+
+@pytest.mark.parametrize("said", [b"", b"[1]", b"{}", b"3", b'["../../mine", "mine"]', b"\xff", b"[" * 100_000])
+def test_a_file_that_names_what_it_cannot_replace_replaces_nothing(store: SignatureStore, said: bytes) -> None:
+    (path,) = store.write("a", rows(at(0)))
+    table = pq.read_table(path, partitioning=None)
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"cotenant.parts": said}), path)
+    mine = [path.with_name("mine"), store.root / "mine"]
+    for each in mine:
+        each.write_text("mine")
+    store.tidy(NOON + DAY)
+    assert all(each.exists() for each in (path, *mine))
+
+
+def test_what_comes_late_is_not_taken_for_what_was_replaced(store: SignatureStore) -> None:
+    for late in range(4):
+        store.write("a", rows(at(0, job_id=f"late by {late}")))
+        store.tidy(NOON + DAY)
+    assert len(load_signatures(store.root)) == 4
+
+
+def write_often(root: Path, number: int) -> None:
+    store = SignatureStore(root, keep_days=7.0, keep_bytes=1 << 30)
+    for _ in range(20):
+        store.write("a", rows(at(0, job_id=f"of {number}")))
+        store.tidy(NOON + DAY)
+
+
+def test_several_processes_write_to_one_store_and_tidy_it(store: SignatureStore) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_often, args=(store.root, number)) for number in range(3)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join(60.0)
+    assert [each.exitcode for each in writers] == [0, 0, 0]
+    store.tidy(NOON + DAY)
+    (name,) = files(store)
+    assert len(pq.read_table(store.root / name, partitioning=None)) == 60
 
 
 def test_strangers_are_left_alone(store: SignatureStore) -> None:
