@@ -181,7 +181,7 @@ class Training:
         """Return what was counted before; a file that is missing or damaged only makes the next training later."""
         try:
             windows = json.loads(self._path.read_text(encoding="utf-8"))["windows"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return 0
         return windows if isinstance(windows, int) and windows > 0 else 0
 

@@ -49,7 +49,7 @@ def load_models(path: Path) -> InterferenceModels:
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path}: cannot be read as a model file: {error}") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise ModelFileError(f"{path}: not a model file of this kind; its format must be {FORMAT!r}")

@@ -125,7 +125,7 @@ def read_card(folder: Path, kind: Kind, version: str, features_version: int) -> 
     path = folder / CARD_FILE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path}: cannot be read as the card of a model: {error}") from error
     card = _parsed(path, raw)
     for name, found, wanted in (("kind", card.kind, kind), ("version", card.version, version)):

@@ -39,8 +39,9 @@ from cotenant.forecasting.datasets.model_card import (
 )
 from cotenant.forecasting.demand.engine import Expert
 from cotenant.forecasting.demand.features import FEATURES_VERSION
-from cotenant.forecasting.demand.mixture import UTIL_SCALES, MixtureForecaster
+from cotenant.forecasting.demand.mixture import MEMORY_SCALES, UTIL_SCALES, MixtureForecaster
 from cotenant.forecasting.demand.streams import Streams
+from cotenant.forecasting.demand.trial import SERIES, check_serves
 from cotenant.forecasting.interference.bundle import InterferenceModels
 from cotenant.forecasting.interference.observations import SCHEMA_VERSION
 from cotenant.forecasting.training.demand_artefact import BrokenArtefact, DemandArtefact, load_artefact
@@ -50,6 +51,7 @@ SHIPPED_MODELS = Path(__file__).parent / "shipped" / "models"
 ACTIVE_FILE = "active.json"
 INTERFERENCE_FILE, CLASSES_FILE = "interference.json", "classes.json"
 DEMAND_HORIZONS = UTIL_SCALES[0][1].horizons
+_JOINED = {"util": UTIL_SCALES[0][1], "memory": MEMORY_SCALES[0][1]}
 FEATURES: Mapping[Kind, int] = {
     "interference": SCHEMA_VERSION,
     "demand": FEATURES_VERSION,
@@ -254,7 +256,7 @@ class Registry:
             raw: Any = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelFileError(f"{path}: cannot be read: {error}; delete it to go back to what is shipped") from error
         if not isinstance(raw, dict) or not all(
             name in KINDS and isinstance(version, str) and _VERSION.fullmatch(version) for name, version in raw.items()
@@ -294,7 +296,7 @@ def load_demand(registry: Registry, version: str) -> DemandExperts:
             raise refused(folder / CARD_FILE, "files", name, "util-<kind>.npz or memory-<kind>.npz")
         try:
             artefact = load_artefact(folder / name)
-            artefact.expert(DEMAND_HORIZONS, 1)
+            check_serves(artefact.expert(DEMAND_HORIZONS, SERIES), _JOINED[name.partition("-")[0]])
         except BrokenArtefact as error:
             raise ModelFileError(f"{folder}: {error}") from error
         except (OSError, ValueError) as error:
@@ -316,7 +318,9 @@ def load_coldstart(registry: Registry, version: str) -> coldstart.ColdStartClass
         if not isinstance(raw, dict):
             raise ModelFileError(f"{path}: not a model file of this kind; it must hold one JSON object")
         return coldstart.ColdStartClasses.from_dict(raw)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, coldstart.ColdStartError) as error:
+    except ModelFileError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path}: {error}") from error
 
 

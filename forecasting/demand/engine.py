@@ -242,7 +242,7 @@ class SeriesMixture:
         simple = self._simple_experts(rows, where, history, truth)
         common = self._simple - self._analogues.width
         moment = Moment(rows, history, counts, self._ages[where].copy(), simple, common, self._sizes[where])
-        parts = [simple, *(expert.step(moment) for expert in self._experts)]
+        parts = [simple, *(self._possible(expert.step(moment), truth) for expert in self._experts)]
         if outside is not None:
             parts.append(outside.astype(np.float32))
         predictions = np.concatenate(parts, axis=2) if len(parts) > 1 else simple
@@ -269,6 +269,15 @@ class SeriesMixture:
         self._since[where] += 1
         self._ages[where] += 1
         return point
+
+    def _possible(self, said: Array, truth: Array) -> Array:
+        """Return what an expert said within what can be; what is no number, as if it had said that all stays.
+
+        Weights and gates would never forget it otherwise, and no forecast of the series could be used any more.
+        """
+        heard = np.where(np.isfinite(said), said, truth[:, None, None])
+        possible: Array = np.clip(heard, 0.0, self.settings.most).astype(np.float32)
+        return possible
 
     def glance(self, rows: Indexes, truth: Array) -> None:
         """Put the intervals last forecast anew around what is read now (n,), between two ticks."""

@@ -50,7 +50,6 @@ class TreesExpert:
         self._value = np.asarray(arrays["value"]).astype(np.float32)
         self._start = np.asarray(arrays["start"]).astype(np.intp)
         self._base = np.asarray(arrays["base"]).astype(np.float32)
-        self._depth = int(np.asarray(arrays["depth"]))
         if "expected" in arrays:
             self.expected = np.asarray(arrays["expected"]).astype(np.float32)
             if self.expected.shape != (4, len(horizons)) or not (self.expected >= 0.0).all():
@@ -60,6 +59,8 @@ class TreesExpert:
         if not inside or self._start.ndim != 2 or self._start.shape[0] != len(horizons):
             raise ValueError(f"trees point outside their {nodes} nodes or are not {len(horizons)} rows of roots")
         self._check_nodes(nodes)
+        self._depth = self._deepest(arrays["depth"])
+        self._widest = int(self._feature.max(initial=-1))
 
     def _check_nodes(self, nodes: int) -> None:
         for name, array in (("feature", self._feature), ("threshold", self._threshold), ("value", self._value)):
@@ -72,8 +73,21 @@ class TreesExpert:
         for name, array in (("threshold", self._threshold), ("value", self._value), ("base", self._base)):
             if not np.isfinite(array).all():
                 raise ValueError(f"trees: {name} must be finite numbers")
-        if (self._feature < -1).any() or self._depth < 0:
-            raise ValueError("trees: a feature below -1, or a depth below 0")
+        if (self._feature < -1).any():
+            raise ValueError("trees: a feature below -1")
+
+    def _deepest(self, said: object) -> int:
+        """Return how many steps it is to the deepest leaf; ValueError when that is not what the file says."""
+        depth = np.asarray(said)
+        nodes = np.unique(self._start)
+        for steps in range(len(self._value)):
+            nodes = nodes[self._feature[nodes] >= 0]
+            if not len(nodes):
+                if depth.shape != () or depth.dtype.kind not in "iu" or depth < steps:
+                    raise ValueError(f"trees: a depth of {depth} is not accepted; they are {steps} deep")
+                return steps
+            nodes = np.unique(self._next[:, nodes])
+        raise ValueError("trees: a node that comes after itself")
 
     def resize(self, rows: int) -> None:
         """There is no state to make room for."""
@@ -106,6 +120,8 @@ class TreesExpert:
     def moves(self, inputs: Array) -> Array:
         """Return how far the series will have moved in sizes, shape (n, horizons), from features of shape (n, F)."""
         n = len(inputs)
+        if inputs.shape[1] <= self._widest:
+            raise ValueError(f"trees ask for feature {self._widest} of {inputs.shape[1]}")
         nodes = np.broadcast_to(self._start.ravel(), (n, self._start.size)).copy()
         line = np.arange(n)[:, None]
         for _ in range(self._depth):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import lzma
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,13 @@ from cotenant.forecasting.demand.trees import TreesExpert
 
 Kind = Literal["gru", "tcn", "trees"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+# What numpy and the libraries below it raise of a damaged archive; RuntimeError: of one that is encrypted.
+_DAMAGED = (
+    *(ValueError, KeyError, EOFError, AttributeError, TypeError, OverflowError, SyntaxError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError),
+)
 
 
 class BrokenArtefact(ValueError):
@@ -71,7 +81,7 @@ def load_artefact(path: Path) -> DemandArtefact:
         card = json.loads(str(arrays.pop("card")))
         kind = card.pop("kind")
         horizons = tuple(int(ahead) for ahead in arrays["horizons"].ravel())
-    except (ValueError, KeyError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise BrokenArtefact(f"{path.name} holds no trained demand expert: {error}") from error
     if kind not in KINDS:
         raise BrokenArtefact(f"{path.name}: kind {kind!r} is not accepted; known are {', '.join(KINDS)}")

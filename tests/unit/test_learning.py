@@ -190,7 +190,7 @@ def test_windows_count_until_something_was_learnt_from_them(
     assert json.loads((tmp_path / "training.json").read_text()) == {"windows": left}
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", '{"windows": "many"}', '{"windows": -3}'])
+@pytest.mark.parametrize("damaged", ["", "[]", '{"windows": "many"}', '{"windows": -3}', "[" * 100_000])
 def test_a_damaged_count_only_makes_the_next_training_later(tmp_path: Path, damaged: str) -> None:
     (tmp_path / "training.json").write_text(damaged)
     trained, retrainer = training(tmp_path, Clock())

@@ -185,6 +185,7 @@ def test_a_card_that_is_not_accepted(registry: Registry, change: dict[str, Any],
         (lambda folder: (folder / "card.json").unlink(), r"card\.json: cannot be read"),
         (lambda folder: (folder / "card.json").write_bytes(b"\xff\xfe"), r"card\.json: cannot be read"),
         (lambda folder: (folder / "card.json").write_text("[]"), r"card\.json: not the card"),
+        (lambda folder: (folder / "card.json").write_text("[" * 100_000), r"card\.json: cannot be read"),
         (lambda folder: (folder / "interference.json").unlink(), r"interference\.json: cannot be read"),
         (lambda folder: (folder / "interference.json").write_bytes(b""), r"interference\.json: damaged"),
         (lambda folder: damage(folder / "interference.json"), r"interference\.json: damaged"),
@@ -212,7 +213,7 @@ def test_files_with_the_right_checksum_and_wrong_content(
     registry: Registry, kind: Kind, load: Callable[[Registry, str], object]
 ) -> None:
     names = {"interference": "interference.json", "coldstart": "classes.json", "demand": "util-gru.npz"}
-    for content in ("", "{}", "[1]", '{"version": 1}'):
+    for content in ("", "{}", "[1]", '{"version": 1}', "[" * 100_000, "1" * 5000):
         name = registry.add(kind, card(kind=kind), lambda folder, c=content: (folder / names[kind]).write_text(c))
         with pytest.raises(ModelFileError, match=names[kind].replace(".", r"\.")):
             load(registry, name)
@@ -247,7 +248,9 @@ def test_unknown_kinds(registry: Registry) -> None:
             use()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"weather": "x"}', '{"demand": "../x"}', '{"demand": 1}', "\x00"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"weather": "x"}', '{"demand": "../x"}', '{"demand": 1}', "\x00", "[" * 100_000]
+)
 def test_a_damaged_file_of_choices(registry: Registry, content: str) -> None:
     name = registry.add("interference", card(), models)
     (registry.root / "active.json").write_text(content)
