@@ -85,7 +85,7 @@ def simulate(
     from cotenant.scheduler.simulation.simulate import simulate as run  # noqa: PLC0415 - imports pandas
     from cotenant.scheduler.simulation.world import Costs, Faults  # noqa: PLC0415
 
-    names = [name.strip() for name in policy.split(",")]
+    names = list(dict.fromkeys(name.strip() for name in policy.split(",")))
     for name in names:
         if name not in policy_names():
             raise NotAccepted("policy", name, f"some of {', '.join(policy_names())}, with commas between")

@@ -81,6 +81,12 @@ def run_s(path: Path) -> dict[str, float]:
     return {line[job_id]: float(line[run]) for line in lines[1:]}
 
 
+def test_a_policy_that_is_named_twice_runs_once(command: Callable[..., Result], own: Callable[..., Path]) -> None:
+    result = command(own(job("a", **LIGHT)), "--gpus", "1", "--policy", "fifo,srtf, fifo")
+    assert result.exit_code == 0
+    assert [line.partition(": mean")[0] for line in result.stdout.splitlines() if ": mean" in line] == ["fifo", "srtf"]
+
+
 # -- throughputs --------------------------------------------------------------------------------------------------
 
 
