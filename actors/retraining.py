@@ -72,6 +72,7 @@ class Retrainer:
         self._program = tuple(program)
         self._clock = clock
         self._running: _Running | None = None
+        self._unstarted: Outcome | None = None
         self._begun = clock()
         self._started: dict[str, float] = {}
 
@@ -83,32 +84,38 @@ class Retrainer:
     def may_start(self, kind: str) -> bool:
         """Whether nothing is being trained and the last training of this kind began long enough ago."""
         began = self._started.get(kind, self._begun)
-        return self._running is None and self._clock() - began >= self._every_s
+        free = self._running is None and self._unstarted is None
+        return free and self._clock() - began >= self._every_s
 
     def start(self, kind: str, why: str, arguments: Sequence[str]) -> None:
-        """Start a training; ``may_start`` must hold. A program that cannot be started shows in ``poll``."""
+        """Start a training; ``may_start`` must hold. What keeps it from being started shows in ``poll``."""
         self._started[kind] = self._clock()
         output = self._folder / f"retrain-{kind}.log"
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         parent = ("--parent", str(os.getpid()))  # it ends with this process, however that ends
         command = ("nice", "-n", str(LEAST_NICE), *self._program, "--kind", kind, *parent, *arguments)
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
-            )
+        try:
+            with output.open("wb") as file:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+                )
+        except OSError as error:  # no folder, no room, no further process: what serves goes on serving
+            self._unstarted = _failed(kind, f"it could not be started: {error}")
+            return
         self._running = _Running(kind, why, process, output, self._clock() + TIMEOUT_S)
 
     def poll(self) -> Outcome | None:
         """Return how the training ended, once; None while it runs and when there is none."""
+        unstarted, self._unstarted = self._unstarted, None
         running = self._running
         if running is None:
-            return None
+            return unstarted
         code = running.process.poll()
         if code is None:
             if self._clock() < running.until:
                 return None
             self.close()
-            return _failed(running, f"ended after {TIMEOUT_S:.0f} s: it took too long")
+            return _failed(running.kind, f"ended after {TIMEOUT_S:.0f} s: it took too long")
         self._running = None
         return _outcome(running, code)
 
@@ -121,7 +128,10 @@ class Retrainer:
 
 
 def _outcome(running: _Running, code: int) -> Outcome:
-    lines = running.output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    try:
+        lines = running.output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError as error:
+        return _failed(running.kind, f"exit code {code}: what it said cannot be read: {error}")
     last = lines[-1] if lines else "it said nothing"
     try:
         told: Any = json.loads(last)
@@ -134,9 +144,9 @@ def _outcome(running: _Running, code: int) -> Outcome:
             candidate={str(name): float(value) for name, value in told["candidate"].items()},
             active={str(name): float(value) for name, value in told["active"].items()},
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return _failed(running, f"exit code {code}: {last} (its log: {running.output})")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return _failed(running.kind, f"exit code {code}: {last} (its log: {running.output})")
 
 
-def _failed(running: _Running, reason: str) -> Outcome:
-    return Outcome(running.kind, time.time(), None, False, f"training failed: {reason}", {}, {})
+def _failed(kind: str, reason: str) -> Outcome:
+    return Outcome(kind, time.time(), None, False, f"training failed: {reason}", {}, {})

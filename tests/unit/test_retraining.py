@@ -86,6 +86,7 @@ def test_a_kind_is_not_trained_again_too_soon(make: Callable[[str], Retrainer], 
         "print('[]')",
         "print('{}')",
         "print('{\"version\"')",
+        "print('[' * 100_000)",
         "import os; os.kill(os.getpid(), 9)",
     ],
 )
@@ -96,6 +97,36 @@ def test_whatever_goes_wrong_is_told(make: Callable[[str], Retrainer], code: str
     assert outcome.version is None
     assert not outcome.adopted
     assert "training failed: exit code" in outcome.reason
+
+
+def no_folder(folder: Path) -> None:
+    folder.rmdir()
+
+
+def no_log(folder: Path) -> None:
+    (folder / "retrain-demand.log").mkdir()
+
+
+@pytest.mark.parametrize("harm", [no_folder, no_log])
+def test_a_training_that_cannot_be_started_is_told(tmp_path: Path, harm: Callable[[Path], None], clock: Clock) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    harm(folder)
+    retrainer = Retrainer(0.0, folder, (sys.executable, "-c", GOOD), clock)
+    assert retrainer.may_start("demand")
+    retrainer.start("demand", "", ())
+    assert not retrainer.may_start("interference")  # before this one's end was told
+    outcome = retrainer.poll()
+    assert outcome is not None
+    assert outcome.reason.startswith("training failed: it could not be started: ")
+    assert retrainer.poll() is None
+    assert retrainer.may_start("demand")
+
+
+def test_a_training_whose_words_are_lost_is_told(make: Callable[[str], Retrainer], tmp_path: Path) -> None:
+    retrainer = make(f"import os; os.unlink({str(tmp_path / 'retrain-demand.log')!r})")
+    retrainer.start("demand", "", ())
+    assert "what it said cannot be read" in ended(retrainer).reason
 
 
 def test_a_training_that_hangs_is_ended(make: Callable[[str], Retrainer], clock: Clock) -> None:
