@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cotenant.actors.models import ModelShelf
 from cotenant.configs.settings import PredictionSettings
 from cotenant.forecasting.demand import EwQuantileForecaster, MixtureForecaster
-from cotenant.forecasting.demand.guarded import GuardedForecaster
+from cotenant.forecasting.demand.guarded import BatchForecaster, Factory, GuardedForecaster
 from cotenant.forecasting.demand.hostside import Foreseen
 from cotenant.forecasting.types import DemandProfile, Signature
 
@@ -26,6 +27,17 @@ class _First(EwQuantileForecaster):
         super().observe_batch(signatures)
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What makes a forecaster, and what people know that by."""
+
+    name: str
+    make: Factory
+
+    def __call__(self) -> BatchForecaster:
+        return self.make()
+
+
 class ServingForecaster(GuardedForecaster):
     """The forecaster that the settings and the registry ask for. Not thread-safe.
 
@@ -38,10 +50,15 @@ class ServingForecaster(GuardedForecaster):
         self._shelf = shelf
         self._mixture = settings.demand == "mixture"
         self._version: str | None = None
-        self.serving = UNTRAINED if self._mixture else FIRST
         self.warnings: tuple[str, ...] = ()
-        super().__init__(MixtureForecaster if self._mixture else _First)
+        super().__init__(Named(UNTRAINED, MixtureForecaster) if self._mixture else Named(FIRST, _First))
         self.follow()
+
+    @property
+    def serving(self) -> str:
+        """What forecasts demand here, or is about to; see ``note``. One that failed at that is not meant any more."""
+        factory = self._factory if self._coming is None else self._coming.factory
+        return factory.name if isinstance(factory, Named) else str(factory)
 
     def serves(self, job_id: str) -> str:
         """Say what forecasts a job now: it may not be what is to serve, see ``note``."""
@@ -58,10 +75,12 @@ class ServingForecaster(GuardedForecaster):
         if version == self._version:
             return
         self._version = version
-        experts, self.warnings = self._shelf.demand(wanted)
+        found, experts, self.warnings = self._shelf.demand(wanted)
         if experts is None:
-            self.serving = UNTRAINED
-            self.swap(MixtureForecaster)
+            factory = Named(UNTRAINED, MixtureForecaster)
         else:
-            self.serving = f"mixture with trained experts, version {version}"
-            self.swap(experts.forecaster)
+            factory = Named(f"mixture with trained experts, version {found}", experts.forecaster)
+        if self._primary is not None and isinstance(self._factory, Named) and self._factory.name == factory.name:
+            self.stay()
+        else:
+            self.swap(factory)

@@ -59,10 +59,15 @@ class ModelShelf:
         serving.setdefault("interference", "utilisation rule")
         return Models(interference, classes, serving, tuple(warnings))
 
-    def demand(self, versions: Mapping[str, str]) -> tuple[DemandExperts | None, tuple[str, ...]]:
-        """Return the trained demand experts of these versions, None when there are none; and what went wrong."""
+    def demand(self, versions: Mapping[str, str]) -> tuple[str, DemandExperts | None, tuple[str, ...]]:
+        """Return the version of the trained demand experts that serve, and them; and what went wrong.
+
+        The version may be another one than was asked for; "" and None when there are no experts.
+        """
+        serving: dict[str, str] = {}
         warnings: list[str] = []
-        return self._first("demand", versions, self._sound_experts, {}, warnings), tuple(warnings)
+        experts = self._first("demand", versions, self._sound_experts, serving, warnings)
+        return serving.get("demand", ""), experts, tuple(warnings)
 
     def _predictor(self, version: str) -> InterferencePredictor:
         return load_interference(self.registry, version).predictor()

@@ -258,16 +258,19 @@ class Prm:
             _log(f"trained {outcome.kind}: {outcome.reason}")
 
     def _load(self) -> ProfileBook:
-        if not self._path.exists():
-            return ProfileBook()
         try:
             return ProfileBook.from_json(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return ProfileBook()
         except (ValueError, OSError) as error:
             # What was learnt can be learnt again; keep the file for whoever wants to know what happened to it.
             kept = self._path.with_suffix(".unreadable")
+            _log(f"{self._path} cannot be read ({error}); to be kept as {kept}")
+        try:
             self._path.replace(kept)
-            _log(f"{self._path} cannot be read ({error}); kept as {kept}")
-            return ProfileBook()
+        except OSError as error:  # a folder that cannot be written: all else works without it
+            _log(f"{self._path} cannot be kept ({error})")
+        return ProfileBook()
 
     def _save(self) -> None:
         try:

@@ -179,6 +179,10 @@ class GuardedForecaster:
         self._refused = ""
         self._begin(factory)
 
+    def stay(self) -> None:
+        """What serves is what is wanted: a swap under way is given up, one that failed is no fault any more."""
+        self._coming, self._refused = None, ""
+
     def prime(self, job_id: str, profile: DemandProfile) -> None:
         """Tell what is known of a job before its first window: from hints or from earlier runs of its program."""
         self._primed[job_id] = profile

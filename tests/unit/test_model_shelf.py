@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from registering import card
+from trained_trees import add_trees
 
 from cotenant.actors.models import ModelShelf
 from cotenant.configs.settings import PredictionSettings
+from cotenant.forecasting.datasets.registry import Registry, write_shipped
 from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.interference.learned import LearnedInterference
 
@@ -54,8 +58,24 @@ def test_a_damaged_choice_is_told_and_what_is_shipped_serves(tmp_path: Path) -> 
 
 def test_without_trained_experts_the_mixture_serves_as_it_is(tmp_path: Path) -> None:
     models = shelf(tmp_path)
-    assert models.demand(models.wanted()) == (None, ())
-    experts, warnings = models.demand({"demand": "20200101T000000Z-00000000"})
-    assert experts is None
+    assert models.demand(models.wanted()) == ("", None, ())
+    version, experts, warnings = models.demand({"demand": "20200101T000000Z-00000000"})
+    assert (version, experts) == ("", None)
     (warning,) = warnings  # none ships, so nothing is to be said of one that does
     assert "20200101T000000Z-00000000 cannot be used" in warning
+
+
+def test_experts_that_serve_in_the_place_of_others_are_told_by_their_own_version(tmp_path: Path) -> None:
+    models = shelf(tmp_path)
+    models.registry = Registry(tmp_path / "models", tmp_path / "shipped")
+    version = add_trees(Registry(tmp_path / "elsewhere"))
+    made = tmp_path / "elsewhere" / "demand" / version
+    write_shipped(
+        tmp_path / "shipped" / "demand",
+        card(kind="demand"),
+        lambda folder: shutil.copy(made / "util-trees.npz", folder),
+    )
+    served, experts, (warning,) = models.demand({"demand": "20200101T000000Z-00000000"})
+    assert served == "shipped"
+    assert experts is not None
+    assert "cannot be used" in warning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,16 @@ import ray
 from ray.exceptions import ActorUnavailableError
 from trained_trees import add_trees
 
-from cotenant.actors.demand import UNTRAINED
+from cotenant.actors.demand import UNTRAINED, Named
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.prm_actor import Prm
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.datasets.registry import Registry, load_demand
 from cotenant.forecasting.demand import MixtureForecaster
+from cotenant.forecasting.demand.arrays import Array
+from cotenant.forecasting.demand.engine import Moment
+from cotenant.forecasting.demand.trees import TreesExpert
+from cotenant.forecasting.demand.trial import TICKS
 from cotenant.forecasting.types import (
     HORIZONS_S,
     DemandProfile,
@@ -146,7 +150,7 @@ def test_a_forecast_says_who_made_it_when_the_mixture_has_failed(prm: Prm, monke
 
 def test_a_forecast_says_that_a_new_model_only_learns_so_far(prm: Prm) -> None:
     prm.observe(batch("h", window("a", 0)))
-    prm._forecaster.swap(MixtureForecaster)
+    prm._forecaster.swap(Named(UNTRAINED, MixtureForecaster))
     prm.observe(batch("h", window("a", 1)))
     told = prm.forecast("a")
     assert told is not None
@@ -294,6 +298,21 @@ def test_what_was_learnt_survives_the_actor(tmp_path: Path, scheduler: Recorder)
     again.close()
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_damaged_profile_book_stops_no_start_whether_it_can_be_kept_or_not(
+    tmp_path: Path, scheduler: Recorder, kept: bool
+) -> None:
+    (tmp_path / "profiles.json").write_text("{")
+    if not kept:
+        (tmp_path / "profiles.unreadable").mkdir()
+    manager = Prm(str(tmp_path), Settings().model_dump_json())
+    manager.observe(batch("h", window("a", 0)))
+    manager.close()
+    assert len(scheduler.reports) == 1
+    assert json.loads((tmp_path / "profiles.json").read_text())["jobs"]
+    assert (tmp_path / "profiles.unreadable").is_file() == kept
+
+
 def test_one_host_with_a_newer_agent_does_not_silence_the_others(prm: Prm, scheduler: Recorder) -> None:
     newer = window("a", 0)
     object.__setattr__(newer, "schema_version", 99)
@@ -345,6 +364,18 @@ def served(prm: Prm, scheduler: Recorder, seconds: range) -> list[Forecast]:
     return [report.measurements[0].forecast for report in scheduler.reports]
 
 
+def failing_after(steps: int) -> Callable[[TreesExpert, Moment], Array]:
+    """A step of trees that goes well so many times."""
+    sound, left = TreesExpert.step, iter(range(steps))
+
+    def step(expert: TreesExpert, moment: Moment) -> Array:
+        if next(left, None) is None:
+            raise RuntimeError("no more")
+        return sound(expert, moment)
+
+    return step
+
+
 def test_experts_that_become_active_serve_in_the_running_prm(tmp_path: Path, prm: Prm, scheduler: Recorder) -> None:
     registry = Registry(tmp_path / "models")
     version = add_trees(registry)
@@ -363,6 +394,27 @@ def test_experts_that_become_active_serve_in_the_running_prm(tmp_path: Path, prm
     assert 10 < begun <= 20
     assert said.util == (theirs and theirs.util)
     assert said.util != (plain and plain.util)
+
+
+def test_experts_that_fail_before_they_take_over_are_not_said_to_serve(
+    tmp_path: Path, prm: Prm, scheduler: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(tmp_path / "models")
+    version = add_trees(registry)
+    served(prm, scheduler, range(10))
+    monkeypatch.setattr(TreesExpert, "step", failing_after(2 * TICKS + 10))  # twice it is found fit to serve
+    registry.activate("demand", version)
+    said = served(prm, scheduler, range(10, 90))[-1]
+    view, told = prm.predictions(), prm.forecast("a")
+    assert told is not None
+    assert view.serving == {"demand": UNTRAINED}
+    assert told.served_by == UNTRAINED
+    assert said.windows == 90
+    assert any("did not take over" in each for each in view.warnings)
+    registry.activate("demand", None)
+    said = served(prm, scheduler, range(90, 100))[-1]
+    assert said.windows == 100  # what served goes on with all that it knows
+    assert prm.predictions().warnings == []
 
 
 class Foolish:
