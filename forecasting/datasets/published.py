@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ def read_csv(
             raise DataError(f"{path}: line {int(empty.argmax()) + first}: column {name!r} is empty")
         if name in limits:
             least, most = limits[name]
-            numbers = pd.to_numeric(values, errors="coerce")
+            numbers = as_numbers(values)
             bad = ~numbers.between(least, most).to_numpy() & ~empty
             noun = "a number"
             if name in whole:
@@ -83,6 +84,20 @@ def read_csv(
     return frame
 
 
+def as_numbers(values: pd.Series[Any]) -> pd.Series[Any]:
+    """Return what a column holds as numbers: NaN where there is none, infinite what is larger than any."""
+    if pd.api.types.is_numeric_dtype(values):
+        return values
+    return pd.Series([_number(str(value)) for value in values], index=values.index, dtype=np.float64)
+
+
+def _number(text: str) -> float:
+    try:
+        return math.nan if "_" in text else float(text)
+    except ValueError:
+        return math.nan
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON document, plain or compressed with gzip.
 
@@ -96,4 +111,4 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: cannot be read: {error}") from error
 
 
-__all__ = ["FRACTION", "MIB", "PERCENT", "POSITIVE", "read_csv", "read_json"]
+__all__ = ["FRACTION", "MIB", "PERCENT", "POSITIVE", "as_numbers", "read_csv", "read_json"]

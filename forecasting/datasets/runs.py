@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from cotenant.forecasting.characterisation.tables import MEMORY, PAIR_COLUMNS, TARGETS, UTIL, Pairs, Role, Runs
+from cotenant.forecasting.datasets.published import as_numbers
 from cotenant.forecasting.datasets.schema import DataError
 from cotenant.forecasting.datasets.tables import Tables
 
@@ -30,13 +32,15 @@ def read_table(path: Path) -> pd.DataFrame:
     """Read a CSV (also compressed) or Parquet file; column names lose spaces around them.
 
     Raises:
-        DataError: It cannot be read, or it has no rows.
+        DataError: It cannot be read, it has no rows, or two columns of one name.
     """
     try:
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except (OSError, ValueError) as error:  # pandas' own parsing errors are ValueErrors
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # pandas' own parsing errors are ValueErrors
         raise DataError(f"{path.name}: it cannot be read as a table: {error}") from error
     table.columns = [str(name).strip() for name in table.columns]
+    if table.columns.has_duplicates:
+        raise DataError(f"{path.name}: column {table.columns[table.columns.duplicated()][0]!r} is there twice")
     if table.empty:
         raise DataError(f"{path.name}: it has no rows")
     return table
@@ -57,10 +61,22 @@ def read_runs(path: Path, columns: Mapping[str, str], device_memory_bytes: float
     """
     if unknown := sorted(set(columns) - set(NAMES)):
         raise DataError(f"columns: {unknown[0]!r} is not accepted; give any of {', '.join(NAMES)}")
+    return make_runs(_renamed(path, columns), path.name, device_memory_bytes)
+
+
+def _renamed(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
+    """Read a table whose columns get our names; each of ours must stand for another of theirs, which it replaces."""
     table = read_table(path)
     require(path.name, table, columns.values())
-    taken = table.rename(columns={theirs: ours for ours, theirs in columns.items()})
-    return make_runs(taken, path.name, device_memory_bytes)
+    taken: dict[str, str] = {}
+    for ours, theirs in columns.items():
+        if theirs in taken:
+            raise DataError(
+                f"columns: {theirs!r} is not accepted for both {taken[theirs]!r} and {ours!r}; give another"
+            )
+        taken[theirs] = ours
+    hidden = [ours for ours, theirs in columns.items() if ours != theirs and ours not in taken and ours in table]
+    return table.drop(columns=hidden).rename(columns=taken)
 
 
 def make_runs(
@@ -138,9 +154,7 @@ def read_pairs(path: Path, columns: Mapping[str, str] | None = None) -> Pairs:
     Raises:
         DataError: A column is missing, or a time is not a positive number.
     """
-    table = read_table(path)
-    require(path.name, table, (columns or {}).values())
-    return make_pairs(table.rename(columns={theirs: ours for ours, theirs in (columns or {}).items()}), path.name)
+    return make_pairs(_renamed(path, columns or {}), path.name)
 
 
 def make_pairs(table: pd.DataFrame, source: str) -> Pairs:
@@ -166,11 +180,11 @@ def _same_units(table: pd.DataFrame, source: str, device_memory_bytes: float | N
     rows = table.copy()
     for form, (name, factor) in _FORMS.items():
         if form in rows:
-            rows[name] = pd.to_numeric(rows.pop(form), errors="coerce") * factor
+            rows[name] = as_numbers(rows.pop(form)) * factor
     if _BYTES in rows:
         if device_memory_bytes is None:
             raise DataError(f"{source}: {_BYTES} needs the device's memory; give it with --device-memory")
-        rows[MEMORY] = pd.to_numeric(rows.pop(_BYTES), errors="coerce") / device_memory_bytes * 100.0
+        rows[MEMORY] = as_numbers(rows.pop(_BYTES)) / device_memory_bytes * 100.0
     return rows
 
 
@@ -178,7 +192,7 @@ def _check_numbers(
     source: str, rows: pd.DataFrame, name: str, limits: tuple[float, float], missing: bool = False
 ) -> None:
     """Make a column numbers in place; DataError names the first row that is not accepted."""
-    values = pd.to_numeric(rows[name], errors="coerce").astype(float)
+    values = as_numbers(rows[name]).astype(float)
     for index, (raw, value) in enumerate(zip(rows[name], values, strict=True)):
         if missing and pd.isna(raw):
             continue

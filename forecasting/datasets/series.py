@@ -11,10 +11,13 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from cotenant.forecasting.datasets.published import as_numbers
 
 Floats = npt.NDArray[np.float64]
 
@@ -117,7 +120,7 @@ def read_pod_metric(path: Path, scale: float = 1.0, shortest: int = 200) -> list
         One series per pod and uninterrupted stretch (gaps up to ``POD_GAP_S``), by pod and time.
 
     Raises:
-        ValueError: A column is missing, or an archive does not hold exactly one file.
+        ValueError: A column is missing or holds no numbers, or an archive does not hold exactly one file.
     """
     if path.name.endswith(".tar.gz"):
         with tarfile.open(path) as archive:
@@ -131,12 +134,23 @@ def read_pod_metric(path: Path, scale: float = 1.0, shortest: int = 200) -> list
     missing = [column for column in POD_COLUMNS if column not in table.columns]
     if missing:
         raise ValueError(f"{path.name}: no column {', '.join(missing)}; found {', '.join(map(str, table.columns))}")
+    for column in POD_COLUMNS[1:]:
+        table[column] = _finite(path, column, table[column])
     series: list[ValueSeries] = []
     for pod, rows in table.sort_values(["container_ip", "timestamp_anon"]).groupby("container_ip"):
         breaks = np.flatnonzero(rows["timestamp_anon"].diff().to_numpy() > POD_GAP_S)
         parts: Sequence[Floats] = np.split(rows["value"].to_numpy(dtype=np.float64) / scale, breaks)
         series += [ValueSeries(str(pod), f"{pod}/{i}", part) for i, part in enumerate(parts) if len(part) > shortest]
     return series
+
+
+def _finite(path: Path, name: str, column: pd.Series[Any]) -> Floats:
+    numbers = as_numbers(column).to_numpy(dtype=np.float64)
+    bad = np.flatnonzero(~np.isfinite(numbers))
+    if len(bad):
+        shown = f"{column.iloc[bad[0]]!s:.40}"
+        raise ValueError(f"{path.name}: line {bad[0] + 2}: column {name!r}: {shown} is not accepted; give a number")
+    return numbers
 
 
 def _numbers(column: pd.Series[str]) -> Floats:
