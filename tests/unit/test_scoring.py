@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 from packing import GIB, window
@@ -72,6 +72,18 @@ def test_the_figures() -> None:
     assert found.pinball is not None
     first = 0.1 * 0.4 + 0.5 * 0.1 + 0.1 * 0.1 + 0.05 * 0.2 + 0.01 * 0.3
     assert 0.0 < first / 5 < found.pinball
+
+
+@pytest.mark.parametrize("held", [0.0, 1e-320, 1e-300, 0.5, 1.0, float(1 << 50)])
+def test_whatever_memory_is_held_the_figures_are_numbers(held: float) -> None:
+    scores = ForecastScores()
+    for second in range(5):
+        step(scores, window(second, memory=held))
+    step(scores, window(5, memory=float(GIB)))
+    for score in (scores.overall(), scores.score("job")):
+        assert score is not None
+        for each in score.horizons.values():
+            assert all(math.isfinite(figure) for figure in astuple(each) if figure is not None)
 
 
 def test_utilisation_is_scored_as_demand() -> None:
