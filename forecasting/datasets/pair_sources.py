@@ -87,7 +87,7 @@ def read_pair_data(
         form: Which form it has; None finds out.
         mode: How the GPU was shared; of a suite's measurements those of this mode are taken. None: as the form says,
             of a suite's measurements time slicing.
-        licence: Licence of the data in words; needed where the form does not tell.
+        licence: Licence of the data in words; needed where the form does not tell, else kept beside what it tells.
         gpu_type: The GPU type, where the form has one and it is not right; of a suite's measurements the one to take.
 
     Raises:
@@ -98,9 +98,10 @@ def read_pair_data(
     mode = mode or ("mps" if form in {"alnair-mps", "gpulet"} else "timeslice")
     found = _from_suite(path, mode, gpu_type) if form == "suite" else _READERS[form](Path(path), gpu_type)
     known = OWN_LICENCE if isinstance(path, str) else _LICENCES.get(form)
+    licence = None if isinstance(path, str) else licence  # of what ships there is no doubt; it speaks of other data
     source = DataSource(
         f"{Path(path).name}: {_WORDS[form]}, {_types(found)}, {mode}",
-        needed_licence(licence or known, path),
+        needed_licence(licence, known, path),
         pairs_fingerprint(found),
         len(found),
     )
@@ -142,18 +143,26 @@ def pairs_fingerprint(found: Iterable[Observation]) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-def needed_licence(licence: str | None, path: Path | str) -> str:
-    """Return the licence.
+def needed_licence(said: str | None, known: str | None, path: Path | str) -> str:
+    """Return the licence of data; one that is known stays, with what is said beside it.
+
+    Args:
+        said: What the user says that it is.
+        known: Under which the data were published; ``NOT_STATED`` gives way to what is said.
+        path: The data, for errors.
 
     Raises:
         DataError: It is not known: a model is of no use to others when nobody knows what its data permit.
     """
-    if licence is None or not licence.strip():
+    said = (said or "").strip()
+    if known is not None and known != NOT_STATED:
+        return known if said in {"", known, NOT_STATED} else f"{known}; said to be: {said}"
+    if not (said or known):
         raise DataError(
             f"{path}: the licence of these data is not known; give it in words with --licence, for example "
             "--licence 'our own measurements'"
         )
-    return licence.strip()
+    return said or str(known)
 
 
 def observations_of(table: PairTable, gpu_type: str) -> list[Observation]:

@@ -44,7 +44,7 @@ def read_run_data(
         path: The name of a shipped data set, a folder of the measurement suite (a run or its tables), the folder of
             the alnair data, or any table with our column names (``docs/characterisation.md``).
         mode: Of a suite's measurements, how the GPU was shared meanwhile; None = time slicing.
-        licence: Licence of the data in words; needed where the form does not tell.
+        licence: Licence of the data in words; needed where the form does not tell, else kept beside what it tells.
         gpu_type: The GPU type, as GPUs announce themselves. Of a suite's measurements the one to take; needed where
             the form does not tell.
         device_memory_bytes: Memory of the device, where the form does not tell.
@@ -69,7 +69,7 @@ def read_run_data(
     runs = replace(runs, device_memory_bytes=runs.device_memory_bytes or device_memory_bytes)
     source = DataSource(
         f"{Path(path).name}: single runs, {', '.join(runs.gpu_types)}",
-        needed_licence(licence or known, path),
+        needed_licence(None if isinstance(path, str) else licence, known, path),
         runs_fingerprint(runs),
         len(runs.table),
     )

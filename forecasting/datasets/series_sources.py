@@ -64,7 +64,7 @@ def read_series_data(path: Path, form: SeriesFormat | None = None, licence: str 
         path: A signature store; a file of ``nvidia-smi``, or a folder of such; a metric of the pods of a cluster trace
             (its name tells which), or a folder of such.
         form: Which form it has; None finds out.
-        licence: Licence of the data in words; needed where the form does not tell.
+        licence: Licence of the data in words; needed where the form does not tell, else kept beside what it tells.
 
     Raises:
         DataError: There is nothing, it cannot be used, or its licence is not known.
@@ -76,14 +76,13 @@ def read_series_data(path: Path, form: SeriesFormat | None = None, licence: str 
         util, memory, tick_s = *_from_nvidia_smi(path), 1.0
     else:
         util, memory, tick_s = *_from_genai(path), GENAI_TICK_S
-        licence = licence or GENAI_LICENCE
     ticks = sum(len(each.values) for each in (util or memory))
     if not ticks:
         raise DataError(f"{path}: there is no series of at least {LEAST_TICKS} values in it")
     groups = len({each.source for each in (util or memory)})
     source = DataSource(
         f"{path.name}: {_WORDS[form]}, {len(util or memory)} series of {groups} sources",
-        needed_licence(licence, path),
+        needed_licence(licence, GENAI_LICENCE if form == "genai" else None, path),
         series_fingerprint([*util, *memory]),
         ticks,
     )

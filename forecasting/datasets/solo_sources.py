@@ -91,7 +91,7 @@ def read_solo_data(path: Path, form: SoloFormat, licence: str | None = None) -> 
     read, words, known = _FORMS[form]
     runs = tuple(read(path))
     source = DataSource(
-        f"{path.name}: {words}", needed_licence(licence or known, path), solo_fingerprint(runs), len(runs)
+        f"{path.name}: {words}", needed_licence(licence, known, path), solo_fingerprint(runs), len(runs)
     )
     return SoloData(source, runs)
 

@@ -45,7 +45,8 @@ SharingMode = Annotated[
 ]
 GpuType = Annotated[str | None, typer.Option("--gpu-type", help="GPU type; default: as the data say.")]
 Licence = Annotated[
-    str | None, typer.Option("--licence", help="Licence of the data in words; needed where the data do not tell.")
+    str | None,
+    typer.Option("--licence", help="Licence of the data in words; needed where it is not known, else kept beside it."),
 ]
 Activate = Annotated[bool, typer.Option("--activate", help="Let the new version serve at once.")]
 Experts = Annotated[str, typer.Option("--experts", help="Which, separated by commas.")]

@@ -16,11 +16,15 @@ from registering import card, text
 
 from cotenant import _models
 from cotenant._models import note_errors, note_licence
-from cotenant.forecasting.datasets.model_card import DataSource
-from cotenant.forecasting.datasets.pair_sources import read_pair_data
+from cotenant.forecasting.datasets import series_sources, solo_sources
+from cotenant.forecasting.datasets.model_card import NOT_STATED, DataSource
+from cotenant.forecasting.datasets.pair_sources import needed_licence, read_pair_data
 from cotenant.forecasting.datasets.registry import SHIPPED, Kind, Registry, load_demand, load_interference
-from cotenant.forecasting.datasets.series_sources import from_signatures, read_series_data
+from cotenant.forecasting.datasets.run_sources import read_run_data
+from cotenant.forecasting.datasets.series import ValueSeries
+from cotenant.forecasting.datasets.series_sources import GENAI_LICENCE, from_signatures, read_series_data
 from cotenant.forecasting.datasets.signature_store import SignatureStore
+from cotenant.forecasting.datasets.solo_sources import read_solo_data
 from cotenant.forecasting.signatures import to_row
 from cotenant.forecasting.training import demand_fit
 from cotenant.forecasting.training.recipes import Origin, train_interference
@@ -258,6 +262,39 @@ def test_a_licence_must_be_known(recordings: Path) -> None:
     code, _, err = invoke("train", "demand", str(recordings))
     assert code == 1
     assert "the licence of these data is not known; give it in words with --licence" in err
+
+
+def test_what_is_said_of_a_licence_never_hides_a_known_one(registry: Registry, matrix: Path) -> None:
+    said = invoke("train", "interference", str(matrix), *at(registry), "--licence", "research use", "--json")
+    assert json.loads(said[1])["data"][0]["licence"] == "Apache-2.0; said to be: research use"
+    assert "mind what that forbids" in said[2]
+
+
+@pytest.mark.parametrize("said", [None, "", "  ", "mine, free for all", NOT_STATED, "S-Lab: non-commercial"])
+def test_a_known_licence_that_forbids_goes_on_forbidding(said: str | None) -> None:
+    known = "S-Lab: non-commercial"
+    kept = needed_licence(said, known, "data")
+    assert DataSource("data", kept, "0" * 64, 1).restricted
+    assert kept.startswith(known)
+    assert ("said to be: mine" in kept) is (said == "mine, free for all")
+    assert needed_licence(said, NOT_STATED, "data") == ((said or "").strip() or NOT_STATED)
+
+
+def test_every_reader_keeps_the_licence_it_knows(
+    tmp_path: Path, matrix: Path, recordings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_pair_data(matrix, licence="ours").source.licence == "Apache-2.0; said to be: ours"
+    assert read_pair_data("cpu", licence="ours").source.licence == "Apache-2.0"  # there is no doubt of what ships
+    assert read_run_data("cpu", licence="ours").source.licence == "Apache-2.0"
+    assert read_series_data(recordings, licence="ours").source.licence == "ours"
+    path = tmp_path / "memory_by_model.json"
+    path.write_text(json.dumps({"resnet": {"8": 1000.0}}))
+    monkeypatch.setitem(solo_sources._FORMS, "miso", (lambda _path: (), "MISO's", "MIT"))
+    assert read_solo_data(path, "miso", "ours").source.licence == "MIT; said to be: ours"
+    pods = tmp_path / "duty_cycle.csv"
+    pods.write_text("x\n")
+    monkeypatch.setattr(series_sources, "_from_genai", lambda _path: ([ValueSeries("a", "a", np.zeros(99))], []))
+    assert read_series_data(pods, "genai", "ours").source.licence == f"{GENAI_LICENCE}; said to be: ours"
 
 
 def test_choosing_and_deleting(registry: Registry, matrix: Path) -> None:
