@@ -222,7 +222,7 @@ class ColdStartClasses:
             )
         try:
             return _checked(_read(record))
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError, ArithmeticError) as error:
             raise ColdStartError(f"the model cannot be read ({type(error).__name__}: {error}); fit it again") from error
 
     def _located(self, job: Descriptors) -> tuple[str, dict[str, float], str, bool]:

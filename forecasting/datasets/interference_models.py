@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from cotenant.forecasting.interference.table import Floats, Ints, Jobs, PairTabl
 
 FORMAT = "cotenant-interference"
 VERSION = 2  # the kernel is part of what a file means: 2 has the contest of jobs, and features one by one
+_WIDEST = 1e6  # of any number of a band: they are factors of throughputs, which are at most 1
 
 
 def save_models(path: Path, bundle: InterferenceModels) -> None:
@@ -65,7 +66,7 @@ def load_models(path: Path) -> InterferenceModels:
         models = {str(gpu_type): _unpacked(each) for gpu_type, each in body["models"].items()}
         pooled = None if body["pooled"] is None else _unpacked(body["pooled"])
         return InterferenceModels(models, pooled, ModelCard(**body["card"]))
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
         raise ModelFileError(f"{path}: holds impossible values: {type(error).__name__}: {error}") from error
 
 
@@ -119,6 +120,9 @@ def _unpacked(raw: Mapping[str, Any]) -> PairModel:
     _check(bool(np.all(trust > 0.0)), "trust", trust, "numbers above 0")
     bands = tuple(Band(**{key: float(value) for key, value in each.items()}) for each in raw["bands"])
     _check(len(bands) == len(SITUATIONS), "bands", len(bands), f"{len(SITUATIONS)} of them")
+    widths = [value for band in bands for value in astuple(band)]
+    _check(all(0.0 <= value <= _WIDEST for value in widths), "bands", raw["bands"], f"numbers from 0 to {_WIDEST:g}")
+    _check(isinstance(raw["logit"], bool), "logit", raw["logit"], "true or false")
     physics, mix, logit = Physics(kind, params), str(raw["mix"]), bool(raw["logit"])
     scales = Scales(**raw.get("scales", {}))  # none in a file written before they could be chosen: the usual ones
     return PairModel(table, scaling, physics, mix, logit, unit, trust, bands, scales=scales)
@@ -131,7 +135,9 @@ def _floats(raw: Mapping[str, Any], field: str, *shape: int) -> Floats:
 
 
 def _positions(raw: Mapping[str, Any], field: str) -> Ints:
-    return np.array(raw[field], dtype=np.intp).reshape(-1)
+    values = np.array(raw[field]).reshape(-1)
+    _check(values.dtype.kind == "i" or not len(values), field, raw[field], "whole numbers")
+    return values.astype(np.intp)
 
 
 def _check(holds: bool, field: str, value: object, accepted: str) -> None:
