@@ -43,7 +43,7 @@ def save_observations(path: Path, observations: Iterable[Observation]) -> None:
     """Append observations; the file is made when there is none. Several processes may append to the same file.
 
     Raises:
-        OSError: The disk is full, or another reason not to write.
+        OSError: The disk is full, or another reason not to write; nothing was written then.
     """
     lines = [
         json.dumps({"schema_version": OBSERVATION_VERSION} | asdict(each), allow_nan=False) for each in observations
@@ -51,16 +51,21 @@ def save_observations(path: Path, observations: Iterable[Observation]) -> None:
     if not lines:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
+    with path.open("a+b", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         end = file.seek(0, os.SEEK_END)
         if end:
             file.seek(end - 1)
             if file.read(1) != b"\n":  # a writer was killed: its half line must not swallow ours
                 lines.insert(0, "")
-        file.write(("\n".join(lines) + "\n").encode())
-        file.flush()
-        os.fsync(file.fileno())
+        left = memoryview(("\n".join(lines) + "\n").encode())
+        try:
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)  # the whole of it will come again: what is here already would count twice
+            raise
 
 
 def load_observations(path: Path) -> LoadedObservations:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,29 @@ def test_no_file_is_an_error_and_an_empty_one_is_not(tmp_path: Path) -> None:
         load_observations(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").touch()
     assert load_observations(tmp_path / "empty.jsonl").observations == ()
+
+
+@contextmanager
+def room(size: int) -> Iterator[None]:
+    """No file of this process grows beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("left", [0, 1, 700, 1500])
+def test_what_a_full_disk_cut_off_does_not_count_twice_when_it_comes_again(tmp_path: Path, left: int) -> None:
+    path = tmp_path / "evidence.jsonl"
+    save_observations(path, SOME[:1])
+    before = path.read_bytes()
+    with room(len(before) + left), pytest.raises(OSError, match="too large"):
+        save_observations(path, SOME[1:])
+    assert path.read_bytes() == before
+    save_observations(path, SOME[1:])
+    assert load_observations(path).observations == tuple(SOME)
 
 
 def changed(**fields: Any) -> str:
