@@ -27,6 +27,7 @@ from cotenant.forecasting.datasets.pairs import (
 )
 from cotenant.forecasting.datasets.raw import WINDOWS_FILE
 from cotenant.forecasting.datasets.schema import DataError
+from cotenant.forecasting.datasets.tables import not_measured
 from cotenant.forecasting.interference.model import LEAST
 from cotenant.forecasting.interference.observations import INTERVAL_SIGMAS, MOST_THROUGHPUT, Observation
 from cotenant.forecasting.interference.table import BANDWIDTH, MEMORY, STEP, UTIL, PairTable
@@ -198,11 +199,10 @@ def _from_suite(path: Path | str, mode: Mode, gpu_type: str | None) -> list[Obse
 
     tables = load_colocation(path)
     types = tables.gpu_types if gpu_type is None else [gpu_type]
-    measured = {(row.gpu_type, row.mode) for row in tables.pairs.itertuples()}
+    measured = {(str(row.gpu_type), str(row.mode)) for row in tables.pairs.itertuples()}
     wanted = [each for each in types if (each, mode) in measured]
     if not wanted:
-        known = ", ".join(sorted(f"{mode} on {each}" for each, mode in measured)) or "nothing"
-        raise DataError(f"{path}: mode: {mode!r} is not accepted; measured are: {known}")
+        raise not_measured(str(path), mode, gpu_type, measured)
     return [each for name in wanted for each in from_suite(observations(tables, mode, name))]
 
 

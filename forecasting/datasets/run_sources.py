@@ -15,7 +15,6 @@ from cotenant.forecasting.datasets.runs import own_runs, read_runs
 from cotenant.forecasting.datasets.schema import DataError
 
 _ALNAIR_LICENCE = "Apache-2.0"
-_USUAL_MODE = "timeslice"  # most windows are measured in it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +42,7 @@ def read_run_data(
     Args:
         path: The name of a shipped data set, a folder of the measurement suite (a run or its tables), the folder of
             the alnair data, or any table with our column names (``docs/characterisation.md``).
-        mode: Of a suite's measurements, how the GPU was shared meanwhile; None = time slicing.
+        mode: Of a suite's measurements, how the GPU was shared meanwhile; None = time slicing, where it was measured.
         licence: Licence of the data in words; needed where the form does not tell, else kept beside what it tells.
         gpu_type: The GPU type, as GPUs announce themselves. Of a suite's measurements the one to take; needed where
             the form does not tell.
@@ -59,7 +58,7 @@ def read_run_data(
     if isinstance(path, Path) and (path.name == alnair.DATASET or (path / alnair.DATASET).exists()):
         runs, known = replace(alnair.load_alnair(path).runs, gpu_types=(gpu_type or P100,)), _ALNAIR_LICENCE
     elif isinstance(path, str) or path.is_dir():
-        runs, _ = own_runs(load_colocation(path), mode or _USUAL_MODE, gpu_type)
+        runs, _ = own_runs(load_colocation(path), mode, gpu_type)
     else:
         if gpu_type is None:
             raise DataError(f"{path}: its GPU type is not known; give it with --gpu-type, as the GPU announces itself")

@@ -14,8 +14,9 @@ import pandas as pd
 from cotenant.forecasting.characterisation.tables import MEMORY, PAIR_COLUMNS, TARGETS, UTIL, Pairs, Role, Runs
 from cotenant.forecasting.datasets.published import as_numbers
 from cotenant.forecasting.datasets.schema import DataError
-from cotenant.forecasting.datasets.tables import Tables
+from cotenant.forecasting.datasets.tables import Tables, not_measured
 
+USUAL_MODE = "timeslice"  # most is measured in it
 _PERCENT = (0.0, 100.0)
 _FORMS: Mapping[str, tuple[str, float]] = {
     "util_max_fraction": (UTIL, 100.0),
@@ -121,19 +122,23 @@ def own_runs(tables: Tables, mode: str | None = None, gpu_type: str | None = Non
 
     Args:
         tables: The data set.
-        mode: How the device was shared; None takes the first of the data set.
+        mode: How the device was shared; None takes time slicing where it was measured, else the first.
         gpu_type: The type of device; None takes the first.
 
     Raises:
         DataError: There are no such rows, or a card does not say how much memory the device has.
     """
     solo = tables.solo[tables.solo["share"].isna()]
-    gpu_type = gpu_type if gpu_type is not None else str(solo["gpu_type"].iloc[0]) if len(solo) else ""
-    solo = solo[solo["gpu_type"] == gpu_type]
-    mode = mode if mode is not None else str(solo["mode"].iloc[0]) if len(solo) else ""
-    solo = solo[(solo["mode"] == mode) & solo["family"].notna() & solo["util_peak"].notna() & solo["batch"].notna()]
+    solo = solo[solo["family"].notna() & solo["util_peak"].notna() & solo["batch"].notna()]
+    measured = [(str(row.gpu_type), str(row.mode)) for row in solo.itertuples()]
+    if gpu_type is None:
+        gpu_type = measured[0][0] if measured else ""
+    if mode is None:
+        modes = [its_mode for its_type, its_mode in measured if its_type == gpu_type]
+        mode = USUAL_MODE if USUAL_MODE in modes or not modes else modes[0]
+    solo = solo[(solo["gpu_type"] == gpu_type) & (solo["mode"] == mode)]
     if solo.empty:
-        raise DataError(f"there are no single runs of gpu_type {gpu_type!r} and mode {mode!r}: {tables.gpu_types}")
+        raise not_measured("single runs", mode, gpu_type, measured)
     memory = next((card.get("memory_bytes") for card in tables.cards if card["gpu_type"] == gpu_type), None)
     if not isinstance(memory, (int, float)) or not memory > 0:
         raise DataError(f"card: memory_bytes {memory!r} of {gpu_type} is not accepted; give a number of bytes")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+
+from cotenant.forecasting.datasets.schema import DataError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,4 +37,20 @@ class Tables:
         return sorted({card["gpu_type"] for card in self.cards})
 
 
-__all__ = ["Tables"]
+def not_measured(where: str, mode: str, gpu_type: str | None, measured: Iterable[tuple[str, str]]) -> DataError:
+    """Return the error for a sharing mode and a type of GPU that were not measured together; it names what is at fault.
+
+    Args:
+        where: The data.
+        mode: The mode that is wanted.
+        gpu_type: The type of GPU that is wanted; None when any would do.
+        measured: What there is: types of GPU and modes.
+    """
+    there = set(measured)
+    known = ", ".join(sorted(f"{its_mode} on {its_type}" for its_type, its_mode in there)) or "nothing"
+    unknown_type = gpu_type is not None and gpu_type not in {its_type for its_type, _ in there}
+    name, value = ("gpu_type", gpu_type) if unknown_type else ("mode", mode)
+    return DataError(f"{where}: {name}: {value!r} is not accepted; measured are: {known}")
+
+
+__all__ = ["Tables", "not_measured"]

@@ -36,7 +36,10 @@ def characterise(
     device_memory: Annotated[
         float | None, typer.Option("--device-memory", metavar="GIB", min=0.001, help="Memory of the device in GiB.")
     ] = None,
-    mode: Annotated[str | None, typer.Option("--mode", help="Sharing mode of a co-location data set.")] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option("--mode", help="Sharing mode of a co-location data set; default: timeslice, else its first."),
+    ] = None,
     clusters: Annotated[int, typer.Option("--clusters", min=2, max=10, help="Number of clusters and classes.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and predictors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as plain JSON.")] = False,

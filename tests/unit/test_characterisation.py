@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -338,3 +339,38 @@ def test_own_rates_are_compared_by_own_clusters() -> None:
     assert not report["interference"]["in_seconds"]
     assert report["interference"]["by"]["own"]["contrast"]["rate_saving"]["across"] == pytest.approx(1 - 1 / 1.7)
     assert len(findings(report)) == 4
+
+
+def judged(groups: dict[str, tuple[float, float]]) -> dict[str, str]:
+    """Table of pairs → the verdict on pairs below the threshold, by their mean slowdown and its 90th percentile."""
+    row = {"threshold": 70.0, "group": "both below", "pairs": 30, "worst": 2.0}
+    section = {"by": {}} | {key: [row | {"mean": mean, "p90": p90}] for key, (mean, p90) in groups.items()}
+    found = findings({"clusters": "none", "interference": section})
+    return {"second_matrix" if "MPS" in each.claim else "below": each.verdict for each in found if "70 %" in each.claim}
+
+
+def test_better_numbers_never_give_a_worse_verdict() -> None:
+    order = ["does not hold", "holds in part", "holds"]
+    levels = (1.0, 1.1, 1.101, 1.4, 2.0)
+    verdicts = {each: order.index(judged({"below": each})["below"]) for each in itertools.product(levels, levels)}
+    assert set(verdicts.values()) == {0, 1, 2}
+    for (mine, mine_p90), (other, other_p90) in itertools.permutations(verdicts, 2):
+        if mine <= other and mine_p90 <= other_p90:
+            assert verdicts[mine, mine_p90] >= verdicts[other, other_p90]
+
+
+def test_another_table_of_pairs_does_not_change_the_verdict_on_the_first() -> None:
+    assert judged({"below": (1.06, 1.13)}) == {"below": "holds in part"}
+    assert judged({"below": (1.16, 1.4), "second_matrix": (1.02, 1.07)}) == {
+        "below": "does not hold",
+        "second_matrix": "holds",
+    }
+
+
+def test_no_probability_is_told_as_nothing() -> None:
+    contrast: dict[str, float] = {"across": 0.4, "within": 0.2, "across_median": 0.4, "within_median": 0.2}
+    contrast |= {"pairs_across": 54, "pairs_within": 24, "p": 0.0005}
+    whole = dict.fromkeys(("saving", "bound", "rate_saving", "overlap_slowdown"), contrast)
+    found = findings({"clusters": "none", "interference": {"by": {"own": {"contrast": whole}}}})
+    assert [text for text in (each.why for each in found) if "p = 0.00" in text] == []
+    assert sum("p < 0.01" in each.why for each in found) == 2

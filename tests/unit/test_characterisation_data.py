@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -200,8 +201,23 @@ def test_the_projects_own_tables_are_runs_and_pairs() -> None:
 
 
 def test_own_tables_without_such_runs_are_refused() -> None:
-    with pytest.raises(DataError, match="no single runs of gpu_type 'cpu' and mode 'mps'"):
+    with pytest.raises(DataError, match="mode: 'mps' is not accepted; measured are: timeslice on cpu"):
         runs.own_runs(own_tables(), mode="mps")
+    with pytest.raises(DataError, match="gpu_type: 'H100' is not accepted; measured are: timeslice on cpu"):
+        runs.own_runs(own_tables(), gpu_type="H100")
+
+
+@pytest.mark.parametrize(("modes", "taken"), [(["duty", "timeslice"], "timeslice"), (["mps", "duty"], "mps")])
+def test_time_slicing_is_taken_where_it_was_measured(modes: list[str], taken: str) -> None:
+    tables = own_tables()
+    solo = pd.concat([tables.solo.assign(mode=mode) for mode in modes], ignore_index=True)
+    assert runs.own_runs(replace(tables, solo=solo))[0].source == f"cpu, {taken}"
+
+
+def test_what_ships_has_pairs_to_characterise_unless_another_mode_is_asked_for() -> None:
+    found = read_inputs(Path("cpu"))
+    assert found.pairs is not None
+    assert len(found.pairs.table) == 78  # of 91: a program beside itself is in one cluster whatever these are
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -142,8 +142,8 @@ def test_every_family_is_held_out(tmp_path: Path) -> None:
         ({"device_memory": None}, "runs.csv: the memory of its device is not known; give it with --device-memory"),
         ({"licence": None}, "runs.csv: the licence of these data is not known"),
         ({"data": "nowhere"}, "nowhere: there is nothing; give a folder, a file, or a shipped name (cpu)"),
-        ({"data": "cpu", "gpu_type": "H100"}, "there are no single runs of gpu_type 'H100'"),
-        ({"data": "cpu", "gpu_type": "cpu-core", "mode": "mps"}, "mode 'mps'"),
+        ({"data": "cpu", "gpu_type": "H100"}, "gpu_type: 'H100' is not accepted; measured are: "),
+        ({"data": "cpu", "gpu_type": "cpu-core", "mode": "mps"}, "mode: 'mps' is not accepted; measured are: "),
     ],
 )
 def test_what_cannot_be_used_is_named(tmp_path: Path, said: dict[str, Any], message: str) -> None:

@@ -242,7 +242,8 @@ def test_bad_recordings(registry: Registry, tmp_path: Path, write: Callable[[Pat
     ("arguments", "message"),
     [
         (("train", "interference", "nowhere"), "nowhere: there is nothing"),
-        (("train", "interference", "cpu", "--mode", "mps"), "measured are: "),
+        (("train", "interference", "cpu", "--mode", "mps"), "mode: 'mps' is not accepted; measured are: duty"),
+        (("train", "interference", "cpu", "--gpu-type", "H100"), "gpu_type: 'H100' is not accepted; measured are: "),
         (("train", "interference", "cpu", "--mode", "mig"), "mode: 'mig' is not accepted; give timeslice, mps"),
         (("train", "interference", "cpu", "--format", "csv"), "format: 'csv' is not accepted; give suite, lucid"),
         (("train", "interference", "cpu", "--groups", "row"), "groups: 'row' is not accepted; give family, job"),
