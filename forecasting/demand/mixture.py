@@ -26,6 +26,7 @@ MEMORY_GATE_PRIOR = 10.0  # memory moves in small parts of what is held
 STILL_AFTER = 130  # windows without a change: more than the largest lag, so that the whole known past is the same
 STILL_WITHIN = 0.0005  # in units of the series
 STILL_EVERY = 16  # a still series is stepped in turn only: time stands for it, and nothing it knows changes
+FAR_YOUNG = 30  # ticks at a far scale; with fewer its median is that of the farthest near horizon
 CHUNK = 2048  # streams whose tables fit the processor's cache together
 _MIDDLE = LEVELS.index(0.5)
 _ABOVE = _MIDDLE + 1
@@ -163,8 +164,20 @@ class _Quantity:
             scale.mixture.glance(doubted, present)
 
     def quantiles(self, rows: Indexes) -> Array:
-        """Return values of shape (n, horizons, levels)."""
-        return np.concatenate([scale.mixture.quantiles(rows) for scale in self.scales], axis=1)
+        """Return values of shape (n, horizons, levels).
+
+        A far scale ticks once in ten seconds or a minute and has seen little of a young series: its means lag behind
+        what is read now, and its errors are few. So a young one has the near median, and no interval ends inside that
+        of a nearer horizon.
+        """
+        near, *far = (scale.mixture.quantiles(rows) for scale in self.scales)
+        for scale, said in zip(self.scales[1:], far, strict=True):
+            young = scale.mixture.counts(rows) < FAR_YOUNG
+            said[young, :, _MIDDLE] = near[young, -1:, _MIDDLE]
+        joined: Array = np.concatenate([near, *far], axis=1)
+        np.maximum.accumulate(joined[:, :, _ABOVE:], axis=1, out=joined[:, :, _ABOVE:])
+        np.minimum.accumulate(joined[:, :, :_MIDDLE], axis=1, out=joined[:, :, :_MIDDLE])
+        return joined
 
 
 class MixtureForecaster:

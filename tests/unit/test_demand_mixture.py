@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -34,6 +35,10 @@ def assert_sound(forecast: Forecast) -> None:
         assert levels == sorted(levels)
         assert levels[0] >= 0.0
     assert all(each.p99 <= 1.0 for each in forecast.util.values())
+    for by_horizon in (forecast.util, forecast.memory):  # the farther ahead, the less is sure
+        for near, far in pairwise(by_horizon[horizon] for horizon in by_horizon):
+            assert far.p10 <= near.p10
+            assert all(later >= sooner for sooner, later in zip(values(near)[2:], values(far)[2:], strict=True))
     if forecast.memory:
         assert forecast.peak_memory_bytes >= forecast.memory[1].p50 * 0.99
 
@@ -323,6 +328,34 @@ def test_growing_memory_is_foreseen_by_the_upper_quantiles() -> None:
     last = 4.0 * GIB + step * 119
     ahead = forecast_of(forecaster).memory[5]
     assert ahead.p95 >= last + 4 * step
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 4.0), st.integers(1, 58)), min_size=1, max_size=5),
+    st.floats(0.0, 0.05),
+    st.integers(0, 3),
+)
+@settings(max_examples=25, deadline=None)
+def test_medians_far_ahead_of_a_young_job_are_those_of_now_and_not_of_its_start(
+    stretches: list[tuple[float, int]], growth: float, lead: int
+) -> None:
+    forecaster = MixtureForecaster()
+    levels = [level for level, length in [(0.05, lead), *stretches] for _ in range(length)]
+    for second, level in enumerate(levels):
+        forecaster.observe(window(second, min(1.0, level / 4.0), memory=(level + growth * second) * GIB))
+        forecast = forecast_of(forecaster)
+        assert_sound(forecast)
+        assert all(forecast.memory[far].p50 == forecast.memory[5].p50 for far in (60, 300, 900))
+        assert all(forecast.util[far].p50 == forecast.util[5].p50 for far in (60, 300, 900))
+
+
+def test_medians_far_ahead_are_learnt_in_the_end() -> None:
+    forecaster = MixtureForecaster()
+    for second in range(1200):  # busy for half of every minute; at the end about to become so
+        forecaster.observe(window(second, 0.9 if second % 60 < 30 else 0.1))
+    last = forecast_of(forecaster)
+    assert last.util[5].p50 > 0.7
+    assert last.util[60].p50 < 0.3
 
 
 def test_jobs_do_not_mix_and_a_forgotten_one_starts_afresh() -> None:
