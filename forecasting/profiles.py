@@ -34,6 +34,10 @@ TRUSTED_S = 5.0  # a job's own measurement replaces its fingerprint's once it is
 _KEEP = 64  # windows a statistic rests on
 _BLOCK_STEPS = 8.0  # steps a rate is measured over: one window of a fast job, many of a slow one
 _KEEP_BLOCKS = 15
+_SPAN_S = 5.0  # what a pair is first measured for, at least: rates are compared over as long
+_KEEP_SPANS = 64
+_LEAST_SPANS = 6
+_ONE_RATE = 1.5  # the upper quartile of a program's rates over the lower one: beyond, it has no rate of its own
 _FORMAT = "cotenant-profiles-1"
 # Kinds of windows, the most trustworthy first. "solo": alone, not held back, past the warm-up; "shared": the same
 # beside others or held back; "early…": before the first steps (for a program that never steps: all there is).
@@ -61,17 +65,41 @@ class _Record:
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=_KEEP_BLOCKS))
     block_steps: float = 0.0
     block_s: float = 0.0
+    spans: deque[float] = field(default_factory=lambda: deque(maxlen=_KEEP_SPANS))
+    span_steps: float = 0.0
+    span_s: float = 0.0
+    varies: bool = False  # it goes through phases, each with a rate of its own: alone there is no one rate
+
+    def __post_init__(self) -> None:
+        self.compare()
 
     def add_steps(self, steps: float, window_s: float) -> None:
-        """Count steps into the running block; a full block becomes one rate."""
+        """Count steps into the running block and span; a full one becomes one rate."""
         self.block_steps += steps
         self.block_s += window_s
         if self.block_steps >= _BLOCK_STEPS:
             self.rates.append(self.block_steps / self.block_s)
             self.block_steps = self.block_s = 0.0
+        self.span_steps += steps
+        self.span_s += window_s
+        if self.span_s >= _SPAN_S and self.span_steps >= _BLOCK_STEPS:
+            self.spans.append(self.span_steps / self.span_s)
+            self.span_steps = self.span_s = 0.0
+            self.compare()
+
+    def compare(self) -> None:
+        """Note whether the rates over spans are one."""
+        if len(self.spans) >= _LEAST_SPANS:
+            lower, _, upper = statistics.quantiles(self.spans, n=4)
+            self.varies = upper > _ONE_RATE * lower
 
     def rate(self) -> float | None:
-        """Return the median rate of the recent blocks, or that of an unfinished first block of two steps or more."""
+        """Return the median rate of the recent blocks, or that of an unfinished first block of two steps or more.
+
+        None as well where the rate varies by itself: what it is beside others would say nothing of these.
+        """
+        if self.varies:
+            return None
         if self.rates:
             return statistics.median(self.rates)
         return self.block_steps / self.block_s if self.block_steps >= 2.0 else None
@@ -95,6 +123,8 @@ class ProfileBook:
       2 % of the time (a device that cannot say holds nobody back), after the first two windows with steps. Mean and
       95th percentile of the last 64 windows; the rate is the median over blocks of at least eight steps, so
       evaluation phases, stray slow windows and the rounding of few steps per window do not move it.
+    * A program whose rates over spans of five seconds alone (the last 64) have quartiles more than 1.5 times apart
+      goes through phases and has no solo step rate: beside others nobody could tell its phases from its neighbours.
     * Until the first steps, or for programs that never take any, all windows count.
     * Memory: the largest ever seen, in any window.
     * Each of the three is learnt wherever it can be read; without utilisation the source stays "unknown".
@@ -145,6 +175,8 @@ class ProfileBook:
         chosen = own if _own_is_better(job.record if job else None, common) else known
         peaks = [peak for peak in (own.memory_bytes, known.memory_bytes) if peak is not None]
         rate = own.solo_step_rate if own.solo_step_rate is not None else known.solo_step_rate
+        if (job and job.record.varies) or (common and common.varies):
+            rate = None
         return replace(chosen, memory_bytes=max(peaks, default=None), solo_step_rate=rate)
 
     def forget(self, job_id: str) -> None:
@@ -278,16 +310,19 @@ def _dump(record: _Record) -> dict[str, Any]:
         "memory_peak": record.memory_peak,
         "rates": list(record.rates),
         "block": [record.block_steps, record.block_s],
+        "spans": list(record.spans),
+        "span": [record.span_steps, record.span_s],
     }
 
 
 def _require_sound(record: _Record) -> None:
     """Refuse numbers no window could have left: they would spoil every later forecast of the same program."""
     utils = [util for usage in record.usages.values() for util in usage.utils]
-    numbers = [record.memory_peak, record.block_steps, record.block_s, *record.rates]
+    rates = (*record.rates, *record.spans)
+    numbers = [record.memory_peak, record.block_steps, record.block_s, record.span_steps, record.span_s, *rates]
     numbers += [usage.seconds for usage in record.usages.values()]
     sound = all(0.0 <= util <= 1.0 for util in utils) and all(0.0 <= each < math.inf for each in numbers)
-    possible = record.memory_peak <= MOST_BYTES and all(rate <= MOST_RATE for rate in record.rates)
+    possible = record.memory_peak <= MOST_BYTES and all(rate <= MOST_RATE for rate in rates)
     if not sound or not possible or (record.block_steps > 0.0 and record.block_s == 0.0):
         raise ValueError("not a profile book: it holds numbers that cannot have been measured")
 
@@ -300,10 +335,14 @@ def _load(data: Mapping[str, Any]) -> _Record:
         for kind in _KINDS
     }
     steps, seconds = data["block"]
+    span_steps, span_s = data.get("span", (0.0, 0.0))  # older books have none
     return _Record(
         usages=usages,
         memory_peak=float(data["memory_peak"]),
         rates=deque(map(float, data["rates"]), maxlen=_KEEP_BLOCKS),
         block_steps=float(steps),
         block_s=float(seconds),
+        spans=deque(map(float, data.get("spans", ())), maxlen=_KEEP_SPANS),
+        span_steps=float(span_steps),
+        span_s=float(span_s),
     )

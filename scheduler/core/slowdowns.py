@@ -10,6 +10,7 @@ from cotenant.scheduler.core.state import State
 from cotenant.scheduler.views import SlowdownView
 
 TOLD = 0.005  # of the throughput; less does not drive anything
+NOT_MEASURED = "its slowdown cannot be measured: alone, its steps per second were never measured or change as well"
 CAUSES = {
     "neighbours' util": "its neighbours' utilisation",
     "neighbours' membw_util": "their use of memory bandwidth",
@@ -42,7 +43,8 @@ def tell_measured(state: State, job: Job) -> list[str]:
     """Return what is measured in words, beside what the job accepts."""
     found, accepted = measured(state, job), max_slowdown(job.spec.hints, state.settings)
     if found is None:
-        return []
+        windows = [one.signature for one in state.usage.get(job.spec.job_id, {}).values()]
+        return [NOT_MEASURED] if any(each.step_rate and each.neighbours for each in windows) else []
     against = "within" if round(found, 2) <= accepted else "more than"  # as it is told
     told = f"{found:.2f} times slower than alone" if found >= 1.0 else "no slower than alone"
     return [f"measured now: {told}, {against} the {accepted:.2f} that it accepts"]

@@ -105,6 +105,45 @@ def test_solo_step_rate_is_robust(rates: list[float], expected: float | None) ->
     assert book.profile("job", "fp").solo_step_rate == (None if expected is None else pytest.approx(expected, rel=0.1))
 
 
+@given(
+    st.floats(0.5, 200.0),
+    st.floats(1.8, 20.0),
+    st.integers(20, 60),
+    st.lists(st.floats(0.9, 1.1), min_size=1, max_size=7),
+    st.booleans(),
+)
+def test_a_program_with_phases_has_no_rate_alone_and_gets_one_once_it_is_steady(
+    slow: float, times: float, length: int, noise: list[float], faster_first: bool
+) -> None:
+    rates = [slow] * length + [slow * times] * length
+    book = ProfileBook()
+    seconds = 0
+
+    def run(job_id: str, played: list[float]) -> None:
+        nonlocal seconds
+        for k, rate in enumerate(played):
+            lengths = max(1.0, 8.0 / rate / 5.0)  # slow steps: the time between them counts, not the second
+            book.observe(window(seconds, 0.5, job_id=job_id, rate=rate * noise[k % len(noise)], window_s=lengths), "fp")
+            seconds += math.ceil(lengths)
+
+    run("first", rates[:2] + (rates[::-1] if faster_first else rates))
+    assert book.profile("first", "fp").solo_step_rate is None
+    assert book.profile(None, "fp").solo_step_rate is None
+    assert ProfileBook.from_json(book.to_json()).profile("next", "fp").solo_step_rate is None
+    run("next", [slow] * 12)
+    assert book.profile("next", "fp").solo_step_rate is None  # it may only be in its first phase
+    run("next", [slow] * 5 * 64)
+    assert book.profile("next", "fp").solo_step_rate == pytest.approx(slow, rel=0.11)
+
+
+@given(st.floats(0.5, 200.0), st.lists(st.floats(0.85, 1.15), min_size=1, max_size=9), st.integers(5, 200))
+def test_a_steady_program_has_a_rate_alone_however_long_it_runs(rate: float, noise: list[float], seconds: int) -> None:
+    book = ProfileBook()
+    for second in range(3 + math.ceil(seconds + 2 / rate)):
+        book.observe(window(second, 0.5, rate=rate * noise[second % len(noise)]), "fp")
+    assert book.profile("job", "fp").solo_step_rate == pytest.approx(rate, rel=0.16)
+
+
 def test_a_new_run_starts_from_what_its_fingerprint_is_known_for() -> None:
     book = trained()
     assert book.profile("next", "fp") == book.profile(None, "fp") == book.profile("job", "fp")

@@ -6,6 +6,7 @@ import pytest
 from scheduling import Driver, half, host, measurement, profile, report
 
 from cotenant.scheduler.core import queries
+from cotenant.scheduler.core.slowdowns import NOT_MEASURED
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,14 @@ def test_what_is_measured_is_told_beside_what_the_job_accepts(rate: float | None
     driver.do(report("h1", measurement("a", "h1-0", profile(rate=10.0), step_rate=rate)))
     details = queries.explain(driver.core.state, "a", driver.now).details
     assert [line for line in details if "measured now" in line] == ([told] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "rate", "solo", "told"),
+    [(1, 4.0, None, True), (1, 4.0, 10.0, False), (0, 4.0, None, False), (1, None, None, False)],
+)
+def test_what_cannot_be_measured_is_said(neighbours: int, rate: float | None, solo: float | None, told: bool) -> None:
+    driver = Driver(host())
+    driver.run(half("a"))
+    driver.do(report("h1", measurement("a", "h1-0", profile(rate=solo), step_rate=rate, neighbours=neighbours)))
+    assert (NOT_MEASURED in queries.explain(driver.core.state, "a", driver.now).details) == told
