@@ -50,9 +50,15 @@ class ServingForecaster(GuardedForecaster):
         self._shelf = shelf
         self._mixture = settings.demand == "mixture"
         self._version: str | None = None
-        self.warnings: tuple[str, ...] = ()
+        self._served = ""
+        self._trouble: tuple[str, ...] = ()
         super().__init__(Named(UNTRAINED, MixtureForecaster) if self._mixture else Named(FIRST, _First))
         self.follow()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with trained experts: they cannot be used, or not once this is restarted."""
+        return *self._trouble, *self._shelf.gone({"demand": self._served})
 
     @property
     def serving(self) -> str:
@@ -75,11 +81,11 @@ class ServingForecaster(GuardedForecaster):
         if version == self._version:
             return
         self._version = version
-        found, experts, self.warnings = self._shelf.demand(wanted)
+        self._served, experts, self._trouble = self._shelf.demand(wanted)
         if experts is None:
             factory = Named(UNTRAINED, MixtureForecaster)
         else:
-            factory = Named(f"mixture with trained experts, version {found}", experts.forecaster)
+            factory = Named(f"mixture with trained experts, version {self._served}", experts.forecaster)
         if self._primary is not None and isinstance(self._factory, Named) and self._factory.name == factory.name:
             self.stay()
         else:

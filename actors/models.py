@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from cotenant.forecasting.datasets.registry import (
     load_interference,
 )
 from cotenant.forecasting.interference import UtilisationRule
+from cotenant.forecasting.interference.learned import LearnedInterference
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.scheduler.core.models import Models
 
@@ -81,15 +82,48 @@ class ModelShelf:
         try:
             return self.registry.active(kind)
         except ModelFileError:
-            return SHIPPED  # loading it tells whether there is one; the damaged choice is told by ``warnings``
+            return SHIPPED if self.registry.ships(kind) else None  # the damaged choice is told by ``warnings``
 
-    def warnings(self) -> tuple[str, ...]:
-        """What is wrong with the registry itself."""
+    def warnings(self, serving: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """What is wrong with the registry itself, and with the files of what serves: it would not after a restart."""
+        found: list[str] = []
         try:
             self.registry.active("interference")
         except ModelFileError as error:
-            return (str(error),)
-        return ()
+            found.append(str(error))
+        return *found, *self.gone(serving or {})
+
+    def gone(self, serving: Mapping[str, str]) -> list[str]:
+        """Return which of the models that serve could not be loaded again, and why; by kind, their versions."""
+        found = []
+        for kind, on in self._kinds.items():
+            version = serving.get(kind) if on else None
+            if version is None or version not in {SHIPPED, self._active(kind)}:
+                continue  # words for what is no model; or it is about to be replaced by another
+            try:
+                self.registry.verified(kind, version)
+            except ModelFileError as error:
+                found.append(f"{kind} model {version} serves until cotenant is restarted, its files are lost: {error}")
+        return found
+
+    def serving(self, models: Models, gpu_types: Collection[str]) -> dict[str, str]:
+        """Return what serves, by kind, in words; of what was fitted to other GPUs than the cluster has it is said.
+
+        Args:
+            models: The models that serve.
+            gpu_types: Types of the GPUs in the cluster.
+        """
+        said = dict(models.serving)
+        learned, classes = models.interference, models.cold_start
+        if isinstance(learned, LearnedInterference) and (other := sorted(set(gpu_types) - set(learned.models))):
+            fitted = ", ".join(sorted(learned.models)) or "nothing"
+            said["interference"] += (
+                f" (fitted to {fitted}; for {', '.join(other)} an estimate until pairs are measured)"
+            )
+        if classes is not None and "coldstart" in said and gpu_types and not set(gpu_types) <= set(classes.gpu_types):
+            fitted = ", ".join(classes.gpu_types) or "GPUs not told"
+            said["coldstart"] += f" (fitted to {fitted}; of jobs on {', '.join(sorted(gpu_types))} it says nothing)"
+        return said
 
     def _first(
         self,

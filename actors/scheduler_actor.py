@@ -237,11 +237,11 @@ class Scheduler:
     def models(self) -> ServingView:
         """Say which models serve here."""
         with self._lock:
-            return ServingView(
-                serving=dict(self._core.state.models.serving),
-                warnings=[*self._shelf.warnings(), *self._core.warnings],
-                evidence=len(self._core.state.evidence),
-            )
+            state, warnings = self._core.state, self._core.warnings
+            models, gpu_types = state.models, {gpu.gpu_type for gpu in state.gpus.values()}
+            evidence = len(state.evidence)
+        told = [*self._shelf.warnings(models.serving), *warnings]
+        return ServingView(serving=self._shelf.serving(models, gpu_types), warnings=told, evidence=evidence)
 
     def health(self) -> Health:
         """Say whether all parts answer."""

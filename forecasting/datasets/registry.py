@@ -48,7 +48,7 @@ from cotenant.forecasting.training.demand_artefact import BrokenArtefact, Demand
 
 SHIPPED = "shipped"
 SHIPPED_MODELS = Path(__file__).parent / "shipped" / "models"
-ACTIVE_FILE = "active.json"
+ACTIVE_FILE, UNREADABLE_FILE = "active.json", "active.unreadable"
 INTERFERENCE_FILE, CLASSES_FILE = "interference.json", "classes.json"
 DEMAND_HORIZONS = UTIL_SCALES[0][1].horizons
 _JOINED = {"util": UTIL_SCALES[0][1], "memory": MEMORY_SCALES[0][1]}
@@ -62,6 +62,11 @@ STALE_S = 3600.0  # an unfinished folder this old is of a writer that was killed
 _VERSION = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
 _DEMAND_FILE = re.compile(r"(util|memory)-[a-z]+\.npz")
 _UNFINISHED = ".part-"
+_ANEW = "what is shipped serves; delete it, or activate a version anew"
+
+
+class DamagedChoices(ModelFileError):
+    """The file that says which versions are active holds something else."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +174,7 @@ class Registry:
         """
         folder = self._shipped / _known(kind, self.root) if version == SHIPPED else self.root / kind / version
         if not (version == SHIPPED or _VERSION.fullmatch(version)) or not folder.is_dir():
-            known = ", ".join(self._names(kind)) or "there are none yet"
+            known = ", ".join(self.names(kind)) or "there are none yet"
             raise refused(self.root / kind, "version", version, f"one of: {known}")
         return folder
 
@@ -188,22 +193,37 @@ class Registry:
             return chosen
         return SHIPPED if self.ships(kind) else None
 
-    def activate(self, kind: Kind, version: str | None) -> None:
+    def serving(self, kind: Kind) -> str | None:
+        """Return the version that serves: the active one if it is sound, else the shipped one, else None."""
+        try:
+            active = self.active(kind)
+            if active is not None:
+                return self.verified(kind, active)[0].version
+        except ModelFileError:
+            return SHIPPED if self.ships(kind) else None
+        return None
+
+    def activate(self, kind: Kind, version: str | None) -> Path | None:
         """Make a version the active one; None goes back to what is shipped.
 
+        Returns:
+            Where the file of choices lies now if it was damaged: nothing in it was heeded any more, so it is put aside
+            and begun anew. None if it was not.
+
         Raises:
-            ModelFileError: There is no such version, it is damaged, or the file of choices is.
+            ModelFileError: There is no such version, it is damaged, or the file of choices cannot be read.
         """
         if version is not None:
             _LOADERS[_known(kind, self.root)](self, version)
         with self._locked():
-            choices = self._choices()
+            choices, aside = self._mended_choices()
             if version is not None and version != SHIPPED:
                 self.folder(kind, version)  # it may have been pruned meanwhile
                 choices[kind] = version
             else:
                 choices.pop(_known(kind, self.root), None)
             _write_whole(self.root / ACTIVE_FILE, json.dumps(choices, indent=1) + "\n")
+        return aside
 
     def prune(self, kind: Kind, keep: int) -> list[str]:
         """Delete all but the newest versions; the active one and the shipped one always stay.
@@ -222,7 +242,7 @@ class Registry:
             raise ValueError(f"keep: {keep} is not accepted; give a number of at least 0")
         with self._locked():
             active = self.active(kind)
-            old = [name for name in self._names(kind) if name not in {active, SHIPPED}]
+            old = [name for name in self.names(kind) if name not in {active, SHIPPED}]
             gone = old[: max(0, len(old) - keep)]
             for name in gone:
                 away = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.root / kind))
@@ -230,7 +250,7 @@ class Registry:
                 shutil.rmtree(away)
         return gone
 
-    def _names(self, kind: Kind) -> list[str]:
+    def names(self, kind: Kind) -> list[str]:
         """Return the names of all versions there are, sound or not, the oldest first."""
         home = self.root / _known(kind, self.root)
         own = [path.name for path in home.iterdir() if _VERSION.fullmatch(path.name)] if home.is_dir() else []
@@ -244,7 +264,7 @@ class Registry:
             return name[:15], ""
 
     def _every(self, kind: Kind) -> Iterator[Card | ModelFileError]:
-        for name in self._names(kind):
+        for name in self.names(kind):
             try:
                 yield self.verified(kind, name)[0]
             except ModelFileError as error:
@@ -256,13 +276,25 @@ class Registry:
             raw: Any = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError) as error:
+        except OSError as error:
             raise ModelFileError(f"{path}: cannot be read: {error}; delete it to go back to what is shipped") from error
+        except (ValueError, RecursionError) as error:
+            raise DamagedChoices(f"{path}: cannot be read: {error}; {_ANEW}") from error
         if not isinstance(raw, dict) or not all(
             name in KINDS and isinstance(version, str) and _VERSION.fullmatch(version) for name, version in raw.items()
         ):
-            raise refused(path, "active versions", raw, f"a version for any of {', '.join(KINDS)}, or delete the file")
+            wrong = refused(path, "active versions", raw, f"a version for any of {', '.join(KINDS)}")
+            raise DamagedChoices(f"{wrong}; {_ANEW}")
         return dict(raw)
+
+    def _mended_choices(self) -> tuple[dict[str, str], Path | None]:
+        """Return the choices, and where they are kept if they were damaged."""
+        try:
+            return self._choices(), None
+        except DamagedChoices:
+            aside = self.root / UNREADABLE_FILE
+            (self.root / ACTIVE_FILE).replace(aside)
+            return {}, aside
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -415,6 +447,7 @@ __all__ = [
     "KINDS",
     "SHIPPED",
     "Card",
+    "DamagedChoices",
     "DataSource",
     "DemandExperts",
     "Kind",

@@ -76,11 +76,24 @@ def checked_kind(kind: str) -> Kind:
 
 def full_version(registry: Registry, kind: Kind, said: str) -> str:
     """Return the version that is meant by its name or by the start of it."""
-    known = [card.version for card in registry.versions(kind)]
+    from cotenant.forecasting.datasets.registry import SHIPPED  # noqa: PLC0415 - imports numpy
+
+    known = registry.names(kind)  # damaged ones too: whoever means one is told what is wrong with it
+    if said == SHIPPED and said not in known:
+        raise CotenantError(f"no {kind} model ships; to have no trained one serve: cotenant models deactivate {kind}")
     meant = [version for version in known if version.startswith(said)] if said else []
-    if said in known or len(meant) != 1:
-        return said  # what is not known, or not only one, is told by the registry
+    if said in known or not meant:
+        return said  # what is not known is told by the registry
+    if len(meant) > 1:
+        raise CotenantError(f"version: {said!r} is ambiguous; it begins {', '.join(meant)}")
     return meant[0]
+
+
+def put_in_force(registry: Registry, kind: Kind, version: str | None) -> None:
+    """Make a version the active one, None what ships; say so if the choices were damaged and are begun anew."""
+    aside = registry.activate(kind, version)
+    if aside is not None:
+        _render.note(f"the choices were damaged: kept as {aside}; of every other kind what is shipped is active")
 
 
 @models.command("list")
@@ -96,14 +109,20 @@ def list_models(
     opened = open_registry(registry)
     kinds = KINDS if kind is None else (checked_kind(kind),)
     found: dict[Kind, tuple[list[Card], str | None]] = {}
+    serving: dict[Kind, str | None] = {}
     broken: list[str] = []
     for each in kinds:
         with told():
-            found[each] = (opened.versions(each), _active(opened, each, broken))
+            found[each] = (opened.versions(each), active_version(opened, each, broken))
+            serving[each] = opened.serving(each)
             broken += [str(error) for error in opened.broken(each)]
-    rows = [(card, card.version == active) for cards, active in found.values() for card in cards]
+    rows = [
+        (card, card.version == active, card.version == serving[each])
+        for each, (cards, active) in found.items()
+        for card in cards
+    ]
     if as_json:
-        _render.print_json([card_json(card) | {"active": active} for card, active in rows])
+        _render.print_json([card_json(card) | {"active": active, "serves": serves} for card, active, serves in rows])
     elif rows:
         _render.out().print(_table(rows))
     else:
@@ -158,9 +177,9 @@ def activate(kind: KindArgument, version: VersionArgument, registry: RegistryFol
     opened, wanted = open_registry(registry), checked_kind(kind)
     with told():
         chosen = full_version(opened, wanted, version)
-        opened.activate(wanted, chosen)
-        card = opened.card(wanted, chosen)
-    typer.echo(f"{wanted}: {chosen} is active")
+        put_in_force(opened, wanted, chosen)
+        card, fitted = opened.card(wanted, chosen), fitted_to(opened, wanted, chosen)
+    typer.echo(f"{wanted}: {chosen} is active{fitted}")
     note_licence(card)
     note_errors(card)
 
@@ -170,7 +189,7 @@ def deactivate(kind: KindArgument, registry: RegistryFolder = None) -> None:
     """Go back to the model that comes with the package."""
     opened, wanted = open_registry(registry), checked_kind(kind)
     with told():
-        opened.activate(wanted, None)
+        put_in_force(opened, wanted, None)
         left = opened.active(wanted)
     typer.echo(f"{wanted}: {'nothing trained is active' if left is None else f'{left} is active'}")
 
@@ -229,7 +248,8 @@ def _best(card: Card, rivals: Sequence[str]) -> tuple[str, float | None]:
     return best, known.get(best)
 
 
-def _active(registry: Registry, kind: Kind, broken: list[str]) -> str | None:
+def active_version(registry: Registry, kind: Kind, broken: list[str]) -> str | None:
+    """Return the active version; what is wrong with the file of choices is added to what is broken."""
     from cotenant.forecasting.datasets.registry import ModelFileError  # noqa: PLC0415 - imports numpy
 
     try:
@@ -239,17 +259,28 @@ def _active(registry: Registry, kind: Kind, broken: list[str]) -> str | None:
         return None
 
 
-def _table(rows: list[tuple[Card, bool]]) -> Table:
+def fitted_to(registry: Registry, kind: Kind, version: str) -> str:
+    """Return, in words, the types of GPUs that a version was fitted to; "" where it does not depend on them."""
+    from cotenant.forecasting.datasets.registry import load_coldstart, load_interference  # noqa: PLC0415 - imports numpy
+
+    if kind == "demand":
+        return ""
+    found = load_interference(registry, version).models if kind == "interference" else None
+    types = load_coldstart(registry, version).gpu_types if found is None else sorted(found)
+    return f"; it was fitted to {', '.join(types) or 'GPUs that are not told'}"
+
+
+def _table(rows: list[tuple[Card, bool, bool]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("KIND", "VERSION", "ACTIVE", "MADE", "DATA", "LICENCE", "FIGURE", "BEST BASELINE"):
         table.add_column(column, overflow="fold")
-    for card, active in rows:
+    for card, active, serves in rows:
         name, value, rival, theirs = main_figure(card)
         licences = "; ".join(dict.fromkeys(each.licence for each in card.data))
         cells = (
             card.kind,
             card.version,
-            "active" if active else "",
+            "active" if active else "serves" if serves else "",
             card.made_at[:16].replace("T", " "),
             _data(card),
             licences,

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from cotenant import __version__, _render
-from cotenant._models import RegistryFolder, card_json, main_figure, note_errors, note_licence, open_registry, told
+from cotenant._models import (
+    RegistryFolder,
+    active_version,
+    card_json,
+    fitted_to,
+    main_figure,
+    note_errors,
+    note_licence,
+    open_registry,
+    put_in_force,
+    told,
+)
 from cotenant.scheduler.errors import CotenantError, NotAccepted
 
 if TYPE_CHECKING:
@@ -202,13 +213,18 @@ def ship_it(trained: Trained) -> None:
 
 def keep(trained: Trained, folder: Path | None, activate: bool, as_json: bool) -> None:
     """Put the model into the registry and say so."""
+    from cotenant.forecasting.datasets.registry import ModelFileError  # noqa: PLC0415 - imports numpy
+
     registry, kind = open_registry(folder), trained.card.kind
     with told():
         version = registry.add(kind, trained.card, trained.write)
-        if activate:
-            registry.activate(kind, version)
-        card = registry.card(kind, version)
-        active = registry.active(kind) == version
+        try:
+            if activate:
+                put_in_force(registry, kind, version)
+        except (ModelFileError, OSError) as error:
+            raise CotenantError(f"{kind} {version} is in {registry.root}, but it is not active: {error}") from error
+        card, fitted = registry.card(kind, version), fitted_to(registry, kind, version)
+        active = active_version(registry, kind, []) == version
     note_licence(card)
     note_errors(card)
     if as_json:
@@ -218,4 +234,4 @@ def keep(trained: Trained, folder: Path | None, activate: bool, as_json: bool) -
     name, value, rival, theirs = main_figure(card)
     beside = "" if theirs is None else f"; {rival}: {theirs:.4g}"
     typer.echo(f"{name}: {value:.4g}{beside} ({card.protocol})")
-    typer.echo("it is active" if active else f"let it serve with: cotenant models activate {kind} {version}")
+    typer.echo(f"it is active{fitted}" if active else f"let it serve with: cotenant models activate {kind} {version}")

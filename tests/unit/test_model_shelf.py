@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,12 +50,48 @@ def test_a_version_that_cannot_be_used_is_told_and_what_is_shipped_serves(tmp_pa
     assert "interference" in found.warnings[0]
 
 
-def test_a_damaged_choice_is_told_and_what_is_shipped_serves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["{", "[]", '{"interference": 5}', '{"demand": "shipped"}', '{"weather": "x"}'])
+def test_a_damaged_choice_is_told_and_what_is_shipped_serves(tmp_path: Path, content: str) -> None:
     (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "active.json").write_text("{")
+    (tmp_path / "models" / "active.json").write_text(content)
     models = shelf(tmp_path)
-    assert models.wanted()["interference"] == "shipped"
-    assert "active.json" in models.warnings()[0]
+    assert models.wanted() == {"interference": "shipped", "coldstart": "shipped"}  # no demand model ships
+    assert models.demand(models.wanted()) == ("", None, ())
+    assert not models.load(models.wanted()).warnings
+    (warning,) = models.warnings(models.wanted())
+    assert "active.json" in warning
+
+
+@pytest.mark.parametrize("harm", [shutil.rmtree, lambda folder: (folder / "interference.json").write_text("{}")])
+def test_what_serves_from_files_that_are_gone_is_told(tmp_path: Path, harm: Callable[[Path], object]) -> None:
+    models = shelf(tmp_path)
+    version = again(models.registry)
+    models.registry.activate("interference", version)
+    serving = models.load(models.wanted()).serving
+    assert models.warnings(serving) == ()
+    harm(models.registry.folder("interference", version))
+    (warning,) = models.warnings(serving)
+    assert f"interference model {version} serves until cotenant is restarted" in warning
+    assert not models.warnings(models.load(models.wanted()).serving)  # told by what loads it, once
+
+
+def test_what_was_fitted_to_other_gpus_is_told_of(tmp_path: Path) -> None:
+    models = shelf(tmp_path)
+    found = models.load(models.wanted())
+    for types in ((), ("cpu-core",)):
+        assert models.serving(found, types) == {"interference": "shipped", "coldstart": "shipped"}
+    said = models.serving(found, {"NVIDIA H100", "cpu-core"})
+    assert said["interference"].startswith("shipped (fitted to cpu-core; for NVIDIA H100 an estimate")
+    assert said["coldstart"] == "shipped (fitted to cpu-core; of jobs on NVIDIA H100, cpu-core it says nothing)"
+    rule = shelf(tmp_path, interference="rule", cold_start=False)
+    assert rule.serving(rule.load({}), ("NVIDIA H100",)) == {"interference": "utilisation rule"}
+
+
+def again(registry: Registry) -> str:
+    """The shipped interference model as a version of its own."""
+    folder = registry.folder("interference", "shipped")
+    card = replace(registry.card("interference", "shipped"), version="")
+    return registry.add("interference", card, lambda path: shutil.copy(folder / "interference.json", path))
 
 
 def test_without_trained_experts_the_mixture_serves_as_it_is(tmp_path: Path) -> None:

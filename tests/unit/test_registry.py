@@ -24,6 +24,7 @@ from cotenant.forecasting.datasets.registry import (
     FEATURES,
     KINDS,
     SHIPPED,
+    DamagedChoices,
     Kind,
     ModelFileError,
     Registry,
@@ -256,14 +257,34 @@ def test_a_damaged_file_of_choices(registry: Registry, content: str) -> None:
     (registry.root / "active.json").write_text(content)
     for use in (
         lambda: registry.active("interference"),
-        lambda: registry.activate("interference", name),
         lambda: registry.prune("interference", 0),
     ):
-        with pytest.raises(ModelFileError, match=r"active\.json.*delete"):
+        with pytest.raises(DamagedChoices, match=r"active\.json.*delete it, or activate a version anew"):
             use()
-    (registry.root / "active.json").unlink()
-    registry.activate("interference", name)
-    assert registry.active("interference") == name
+    for kind in KINDS:
+        assert registry.serving(kind) is None
+    for version in (name, None):  # nothing in it was heeded, so either choice may begin it anew
+        (registry.root / "active.json").write_text(content)
+        aside = registry.activate("interference", version)
+        assert aside is not None
+        assert aside.read_text() == content
+        assert registry.active("interference") == registry.serving("interference") == version
+        assert registry.activate("interference", version) is None
+
+
+def test_a_file_of_choices_that_cannot_be_read_is_left_alone(registry: Registry) -> None:
+    (registry.root / "active.json").mkdir(parents=True)
+    with pytest.raises(ModelFileError, match=r"active\.json: cannot be read"):
+        registry.activate("interference", None)
+
+
+def test_what_serves_is_what_is_sound(with_shipped: Registry) -> None:
+    name = with_shipped.add("interference", card(1), models)
+    with_shipped.activate("interference", name)
+    assert with_shipped.serving("interference") == name
+    damage(with_shipped.folder("interference", name) / "interference.json")
+    assert (with_shipped.active("interference"), with_shipped.serving("interference")) == (name, SHIPPED)
+    assert with_shipped.serving("demand") is None
 
 
 @pytest.mark.parametrize(

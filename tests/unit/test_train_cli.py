@@ -360,3 +360,86 @@ def test_a_broken_version_is_told_and_hides_nothing(registry: Registry, matrix: 
     code, out, err = invoke("models", "list", "interference", *at(registry))
     assert (code, out.count("\ninterference")) == (0, 2)
     assert "active.json" in err
+
+
+def served(registry: Registry) -> list[tuple[str, bool, bool]]:
+    listed = json.loads(invoke("models", "list", "interference", *at(registry), "--json")[1])
+    return [(each["version"], each["active"], each["serves"]) for each in listed]
+
+
+def test_what_serves_in_the_place_of_another_is_listed(registry: Registry, matrix: Path) -> None:
+    assert served(registry) == [(SHIPPED, True, True)]
+    version = trained(registry, matrix, "--activate")
+    assert served(registry) == [(SHIPPED, False, False), (version, True, True)]
+    (registry.root / "active.json").write_text("{")
+    assert served(registry) == [(SHIPPED, False, True), (version, False, False)]
+    (registry.root / "active.json").unlink()
+    registry.activate("interference", version)
+    (registry.folder("interference", version) / "interference.json").write_text("{}")
+    assert served(registry) == [(SHIPPED, False, True)]
+    assert " serves " in invoke("models", "list", "interference", *at(registry))[1]
+
+
+def trained(registry: Registry, data: Path, *arguments: str) -> str:
+    card = json.loads(invoke("train", "interference", str(data), *at(registry), "--json", *arguments)[1])
+    return str(card["version"])
+
+
+@pytest.mark.parametrize("command", ["deactivate", "activate", "train"])
+def test_damaged_choices_are_put_aside_by_the_next_choice(registry: Registry, matrix: Path, command: str) -> None:
+    version = trained(registry, matrix)
+    (registry.root / "active.json").write_text("{")
+    arguments = {
+        "deactivate": ("models", "deactivate", "interference"),
+        "activate": ("models", "activate", "interference", version),
+        "train": ("train", "interference", str(matrix), "--activate"),
+    }[command]
+    code, _, err = invoke(*arguments, *at(registry))
+    assert code == 0
+    assert "active.unreadable; of every other kind what is shipped is active" in err.replace("\n", "")
+    assert (registry.active("interference") == SHIPPED) is (command == "deactivate")
+    assert invoke("models", "list", *at(registry))[2] == ""
+
+
+def test_a_version_that_could_not_be_activated_is_named(
+    registry: Registry, matrix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Registry, "activate", full)
+    code, _, err = invoke("train", "interference", str(matrix), *at(registry), "--activate")
+    assert code == 1
+    version = registry.versions("interference")[-1].version
+    assert f"interference {version} is in {registry.root}, but it is not active: " in err
+    assert "No space left on device" in err
+
+
+def test_the_start_of_a_name_finds_damaged_versions_too_and_more_than_one_is_said(
+    registry: Registry, matrix: Path
+) -> None:
+    first, second = trained(registry, matrix), trained(registry, matrix)
+    code, _, err = invoke("models", "activate", "interference", first[:4], *at(registry))
+    assert code == 1
+    assert f"version: {first[:4]!r} is ambiguous; it begins {first}, {second}" in err
+    (registry.folder("interference", second) / "interference.json").write_text("{}")
+    for said in (second, second[:-1]):
+        for command in ("show", "activate"):
+            code, _, err = invoke("models", command, "interference", said, *at(registry))
+            assert code == 1
+            assert "interference.json: damaged" in err
+
+
+def test_what_does_not_ship_is_said(registry: Registry) -> None:
+    code, _, err = invoke("models", "activate", "demand", SHIPPED, *at(registry))
+    assert code == 1
+    assert "no demand model ships; to have no trained one serve: cotenant models deactivate demand" in err
+
+
+def test_activating_says_what_gpus_a_model_was_fitted_to(registry: Registry, matrix: Path) -> None:
+    version = trained(registry, matrix)
+    for arguments in (
+        ("models", "activate", "interference", version),
+        ("train", "interference", str(matrix), "--activate"),
+    ):
+        assert "is active; it was fitted to Tesla P100-PCIE-16GB" in invoke(*arguments, *at(registry))[1]
