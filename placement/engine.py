@@ -94,7 +94,15 @@ class Cotenant:
         chosen = choose(every, request, every.gain, protect=False, bias=bias)
         if chosen is None:
             return looked.refusal(every)
-        return _placement(looked, chosen, settings, "no neighbour would gain more than it costs")
+        return _placement(looked, chosen, settings, _why_alone(request))
+
+
+def _why_alone(request: Request) -> str:
+    if request.exclusive:
+        return "it wants GPUs of its own"
+    if request.profile.source == "unknown":
+        return "to be measured first, since nothing is known of what it uses"
+    return "no neighbour would gain more than it costs"
 
 
 def _gentle(every: Candidates, least: float) -> Candidates:

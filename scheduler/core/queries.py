@@ -46,6 +46,7 @@ from cotenant.scheduler.views import (
 )
 
 NO_HOST = "no GPU host is known yet"
+SLOWER = 1.05  # times: less than this is no news of a job that has its GPUs to itself
 MOST_NOTES = 8  # reasons why GPUs are not available that an explanation names
 
 
@@ -202,7 +203,11 @@ def explain(
         details = ["holds nothing of any GPU; 'cotenant resume' lets it go on", *tell_frozen(state, job, now)]
     elif job.lease is not None:
         details = [*_where_it_is(state, job), *(tell_slowdown(slower) if slower else ())]
-        details += [*tell_measured(state, job), *_estimated(state, job), *_unread(state, job)]
+        details += [
+            *(tell_measured if has_neighbours(state, job) else _tell_alone)(state, job),
+            *_estimated(state, job),
+            *_unread(state, job),
+        ]
         details += [*refused_growth(state, job), *asked_for(state, job, now)]
         details += [*freezable(state, job), *([f"control: {controls}"] if controls else [])]
     if not job.state.terminal:
@@ -224,6 +229,24 @@ def explain(
     return Explanation(
         job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps, slowdown=slower
     )
+
+
+def has_neighbours(state: State, job: Job) -> bool:
+    """Return whether anybody else is on a GPU of the job, or was when it was last measured."""
+    shares = job.lease.shares if job.lease else ()
+    if any(each is not job for share in shares for each in state.residents(share.gpu_id)):
+        return True
+    return any(one.signature.neighbours for one in state.usage.get(job.spec.job_id, {}).values())
+
+
+def _tell_alone(state: State, job: Job) -> list[str]:
+    found = measured_slowdown(state, job)
+    if found is None or found < SLOWER:
+        return []
+    return [
+        f"no neighbour slows it, yet its steps take {found:.2f} times as long as when it was measured: its own share, "
+        "another phase, or its host"
+    ]
 
 
 def _why_it_waits(state: State, job: Job, now: float) -> tuple[str, list[str]]:
@@ -360,8 +383,8 @@ def _where_numbers_come_from(state: State, job: Job) -> list[str]:
 
 
 def _job_view(state: State, job: Job, controls: str) -> JobView:
-    spec, usage = job.spec, _usage_view(state, job, controls)
-    predicted = predicted_throughput(job, state.now) if job.state.terminal else job.predicted
+    spec, usage, beside = job.spec, _usage_view(state, job, controls), has_neighbours(state, job)
+    predicted = predicted_throughput(job, state.now) if job.state.terminal else job.predicted if beside else None
     return JobView(
         job_id=spec.job_id,
         name=spec.name,
@@ -380,7 +403,7 @@ def _job_view(state: State, job: Job, controls: str) -> JobView:
         shares=[share_view(state, share) for share in job.lease.shares] if job.lease else [],
         usage=usage,
         slowdown_predicted=1.0 / predicted if predicted else None,
-        slowdown_measured=measured_slowdown(state, job),
+        slowdown_measured=measured_slowdown(state, job) if beside else None,
         solo_step_rate=job.profile.solo_step_rate if job.profile else None,
         not_placeable=job.not_placeable,
         waits=_waits(state, job),

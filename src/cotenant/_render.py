@@ -219,11 +219,11 @@ def _util(job: JobView) -> str:
 
 
 def _slowdown(job: JobView) -> str:
-    """Return the slowdown as measured; "~" marks a prediction, which means nothing any more when the job has ended."""
+    """Return the slowdown by neighbours as measured; "~" marks a prediction, which means nothing of what has ended."""
     if job.slowdown_measured is not None:
         return slowdown(job.slowdown_measured)
     if job.slowdown_predicted is None or job.ended_at is not None:
-        return "-"
+        return "alone" if job.shares and job.ended_at is None else "-"
     return f"~{slowdown(job.slowdown_predicted)}"
 
 

@@ -422,3 +422,17 @@ def test_cotenant_never_breaks_a_promise(asked: list[Request], bias: float, limi
         assert len(members) <= 1 or not any(r.exclusive for r in members)
         predictions = RULE.predict([r.profile for r in members], view.gpu_type) if members else []
         assert all(p.slowdown <= r.max_slowdown + 1e-6 for r, p in zip(members, predictions, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (request(known=UNKNOWN), "to be measured first, since nothing is known of what it uses"),
+        (request(exclusive=True), "it wants GPUs of its own"),
+        (request(), "no neighbour would gain more than it costs"),
+    ],
+)
+def test_why_a_job_is_alone_while_others_wait(asked: Request, why: str) -> None:
+    answer = place(asked, gpu("g0"), waiting=3)
+    assert isinstance(answer, Placement)
+    assert answer.reason == f"alone on g0: {why}"

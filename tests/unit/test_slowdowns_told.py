@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 from scheduling import Driver, half, host, measurement, profile, report
 
+from cotenant import _render
 from cotenant.scheduler.core import queries
 from cotenant.scheduler.core.slowdowns import NOT_MEASURED
 
@@ -21,10 +25,28 @@ from cotenant.scheduler.core.slowdowns import NOT_MEASURED
 )
 def test_what_is_measured_is_told_beside_what_the_job_accepts(rate: float | None, told: str | None) -> None:
     driver = Driver(host())
-    driver.run(half("a", max_slowdown=1.2))
+    driver.run(half("a", max_slowdown=1.2), half("b", max_slowdown=9.0))
     driver.do(report("h1", measurement("a", "h1-0", profile(rate=10.0), step_rate=rate)))
     details = queries.explain(driver.core.state, "a", driver.now).details
     assert [line for line in details if "measured now" in line] == ([told] if told else [])
+    view = queries.job(driver.core.state, "a")
+    assert view.slowdown_measured == (None if rate is None else 10.0 / rate)
+    assert view.slowdown_predicted is not None
+
+
+@pytest.mark.parametrize(("rate", "told"), [(10.0, 0), (9.9, 0), (7.25, 1), (None, 0)])
+def test_what_has_its_gpu_to_itself_is_slowed_down_by_nobody(rate: float | None, told: int) -> None:
+    driver = Driver(host())
+    driver.run(half("a", max_slowdown=1.2))
+    driver.do(report("h1", measurement("a", "h1-0", profile(rate=10.0), step_rate=rate)))
+    details = "\n".join(queries.explain(driver.core.state, "a", driver.now).details)
+    assert "slower than alone" not in details
+    assert details.count("no neighbour slows it, yet its steps take 1.38 times as long as when it was measured") == told
+    view = queries.job(driver.core.state, "a")
+    assert (view.slowdown_measured, view.slowdown_predicted) == (None, None)
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(_render.jobs([view]))
+    assert " alone " in console.export_text()
 
 
 @pytest.mark.parametrize(
