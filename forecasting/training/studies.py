@@ -223,7 +223,8 @@ def _study(plan: Plan, storage: BaseStorage) -> optuna.Study:
 
 
 def _check_identity(plan: Plan, known: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for name in sorted({*known, *wanted}, key=lambda key: (key != "kind", key != "data", key)):
+    first = ("kind", "data", "quantity", "mode", "seed")  # what the user said, before what follows from it
+    for name in sorted({*known, *wanted}, key=lambda key: (first.index(key) if key in first else len(first), key)):
         if known.get(name) != wanted.get(name):
             raise StudyError(
                 f"study: {plan.study!r} in {plan.location} belongs to another {name}: {known.get(name)!r}, "

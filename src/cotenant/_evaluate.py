@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from cotenant import _render
 from cotenant._models import RegistryFolder, full_version, note_licence, open_registry, told
@@ -35,6 +37,7 @@ from cotenant.scheduler.errors import CotenantError
 
 if TYPE_CHECKING:
     from cotenant.forecasting.datasets.model_card import DataSource
+    from cotenant.forecasting.datasets.series import ValueSeries
     from cotenant.forecasting.training.scores import FoldScore
 
 evaluate = typer.Typer(
@@ -43,6 +46,13 @@ evaluate = typer.Typer(
 
 Version = Annotated[str | None, typer.Option("--version", help="Also score this version as it is ('shipped' too).")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")]
+_RATIO, _P95 = "MAE / persistence", "p95 coverage, "
+_LEGEND = (
+    "error: mean absolute error by that of 'it stays as it is' (below 1: better); untrained, average: the same of what "
+    "serves without training, and of a running average\n"
+    "worst: the series with the largest such ratio; p95: part of the values below the forecast 95 % quantile; +n: so "
+    "many windows ahead"
+)
 _MEASURE = NOT_STATED  # nothing is kept of the data, so no licence need be known
 
 
@@ -120,7 +130,8 @@ def evaluate_demand(
                 frozen = None if loaded is None else judging.frozen_demand(name, quantity, loaded, hold)
                 found[quantity] = (recipes.judged_demand(quantity, hold, mine, options, progress), frozen)
     warnings = [] if card is None else judging.known_data(card, [each.source for each in read])
-    _report("demand", found, [each.source for each in read], warnings, json_file)
+    programs = programs_of(series for each in read for series in (*each.util, *each.memory))
+    _report("demand", found, [each.source for each in read], warnings, json_file, programs=programs)
     if card is not None:
         note_licence(card)
 
@@ -131,13 +142,17 @@ def _report(
     sources: Sequence[DataSource],
     warnings: Sequence[str],
     json_file: Path | None,
+    *,
+    programs: Mapping[str, str] | None = None,
 ) -> None:
     from cotenant.forecasting.training.scores import combined  # noqa: PLC0415
 
     record: dict[str, Any] = {"kind": kind, "data": [asdict(each) for each in sources], "warnings": list(warnings)}
     for title, (folds, frozen) in found.items():
         whole = combined(folds)
-        _render.out().print(_table(kind, title, [*folds, whole], frozen))
+        rows = [*folds, whole]
+        table = _table(title, rows, frozen) if programs is None else _demand_table(title, rows, frozen, programs)
+        _render.out().print(table)
         record[title] = {
             "folds": [_plain(fold) for fold in folds],
             "all": _plain(whole),
@@ -152,9 +167,47 @@ def _report(
             raise CotenantError(f"json: {json_file} cannot be written: {error.strerror}") from error
 
 
-def _table(kind: str, title: str, rows: Sequence[FoldScore], frozen: FoldScore | None) -> Table:
-    metrics = [name for name in rows[0].metrics if kind == "interference" or _of_demand(name)]
-    baselines = list(rows[0].baselines) if kind == "interference" else [n for n in rows[0].baselines if "/" in n]
+def _demand_table(
+    title: str, rows: Sequence[FoldScore], frozen: FoldScore | None, programs: Mapping[str, str]
+) -> RenderableType:
+    """Return the table of forecasts of one quantity, in columns that fit a terminal, and what these are."""
+    ahead = [name.removeprefix(_P95) for name in rows[0].metrics if name.startswith(_P95)]
+    steps = [each.removesuffix(" ahead") for each in ahead]
+    columns = {
+        "error": _RATIO,
+        "untrained": f"untrained mixture, {_RATIO}",
+        "average": f"EWMA, {_RATIO}",
+        **{f"worst +{step}": f"worst series / persistence, {each}" for step, each in zip(steps, ahead, strict=True)},
+        **{f"p95 +{step}": f"{_P95}{each}" for step, each in zip(steps, ahead, strict=True)},
+    }
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(title, overflow="fold", max_width=48)
+    for name in ("rows", *columns):
+        table.add_column(name, justify="right", overflow="fold")
+    for row in (*rows, *([] if frozen is None else [frozen])):
+        style = "bold" if row is rows[-1] else ("cyan" if row is frozen else "")
+        known = {**row.baselines, **row.metrics}
+        cells = [f"{known[name]:.3f}" if name in known else "-" for name in columns.values()]
+        group = ", ".join(programs.get(word, word) for word in row.group.split(", "))
+        table.add_row(_render.plain(group), str(row.rows), *cells, style=style)
+    return Group(table, Text(_LEGEND, "dim"))
+
+
+def programs_of(series: Iterable[ValueSeries]) -> dict[str, str]:
+    """Name the sources that are fingerprints of programs by a job that ran each of them."""
+    jobs: dict[str, list[str]] = {}
+    for each in series:
+        job, on, _ = each.name.partition(" on ")
+        if on and job != each.source and job not in jobs.setdefault(each.source, []):
+            jobs[each.source].append(job)
+    return {
+        source: f"{source} ({ran[0]}{f' and {len(ran) - 1} more' if len(ran) > 1 else ''})"
+        for source, ran in jobs.items()
+    }
+
+
+def _table(title: str, rows: Sequence[FoldScore], frozen: FoldScore | None) -> Table:
+    metrics, baselines = list(rows[0].metrics), list(rows[0].baselines)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(title, overflow="fold", max_width=48)
     for name in ("rows", *metrics, *baselines):
@@ -165,10 +218,6 @@ def _table(kind: str, title: str, rows: Sequence[FoldScore], frozen: FoldScore |
         cells = ["-" if value is None else f"{value:.4f}" for value in values]
         table.add_row(_render.plain(row.group), str(row.rows), *cells, style=style)
     return table
-
-
-def _of_demand(name: str) -> bool:
-    return "/" in name or "coverage" in name
 
 
 def _plain(score: FoldScore) -> dict[str, Any]:

@@ -217,14 +217,14 @@ def note_licence(card: Card) -> None:
 
 
 def note_errors(card: Card) -> None:
-    """Say on stderr where a model was worse than what serves without it, on groups that it had not seen."""
-    for name, rivals in _FIGURES[card.kind]:
-        rival, theirs = _best(card, rivals)
-        if name not in card.metrics or theirs is None:
+    """Say on stderr where a model was no better than what serves without it, on groups that it had not seen."""
+    for name, value, rival, theirs in figures(card):
+        if theirs is None:
             continue
-        ours, others = _number(card.metrics[name]), _number(theirs)
-        if float(ours) > float(others):  # as they are told: one may be the other, summed in another order
-            _render.note(f"worse than what is simpler: {name} {ours}, {rival} {others}")
+        ours, others = _number(value), _number(theirs)
+        if float(ours) >= float(others):  # as they are told: one may be the other, summed in another order
+            than = "worse" if float(ours) > float(others) else "no better"
+            _render.note(f"{than} than what is simpler: {name} {ours}, {rival} {others}")
 
 
 def card_json(card: Card) -> dict[str, Any]:
@@ -233,11 +233,17 @@ def card_json(card: Card) -> dict[str, Any]:
     return content | {"restricted": card.restricted}
 
 
+def figures(card: Card) -> list[tuple[str, float, str, float | None]]:
+    """Return names and values of the figures a model is judged by, each with the best baseline's name and value."""
+    return [
+        (name, card.metrics[name], *_best(card, rivals)) for name, rivals in _FIGURES[card.kind] if name in card.metrics
+    ]
+
+
 def main_figure(card: Card) -> tuple[str, float | None, str, float | None]:
     """Return name and value of the figure a model is judged by, and the best baseline's name and value."""
-    for name, rivals in _FIGURES[card.kind]:
-        if name in card.metrics:
-            return name, card.metrics[name], *_best(card, rivals)
+    for figure in figures(card):
+        return figure
     name = next(iter(sorted(card.metrics)), "")  # a card of another making
     return name, card.metrics.get(name), "", None
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
@@ -30,14 +31,32 @@ _STATE_STYLES = {
     "CANCELLED": "magenta",
 }
 _RUNS = ("RUNNING", "STOPPING")
+_PADDING = re.compile(r" +(?=\n)")
 _BAR = 12
 _GAP = 2  # between two columns
 _JOB_ID_WIDTH = 26
 
 
+class _Unpadded:
+    """A file for a console that pads every line of a table: what is piped gets no blanks at the ends of lines."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Write the text without blanks at the ends of its lines."""
+        self._file.write(_PADDING.sub("", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 def out() -> Console:
     """Return a console on stdout."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+    if sys.stdout.isatty():
+        return Console(file=sys.stdout, highlight=False)
+    return Console(file=cast("IO[str]", _Unpadded(sys.stdout)), width=_PIPED_WIDTH, highlight=False)
 
 
 def note(text: str) -> None:

@@ -15,8 +15,8 @@ from cotenant._models import (
     RegistryFolder,
     active_version,
     card_json,
+    figures,
     fitted_to,
-    main_figure,
     note_errors,
     note_licence,
     open_registry,
@@ -231,7 +231,8 @@ def keep(trained: Trained, folder: Path | None, activate: bool, as_json: bool) -
         _render.print_json(card_json(card) | {"active": active, "folder": str(registry.folder(kind, version))})
         return
     typer.echo(f"{kind} {version}, in {registry.folder(kind, version)}")
-    name, value, rival, theirs = main_figure(card)
-    beside = "" if theirs is None else f"; {rival}: {theirs:.4g}"
-    typer.echo(f"{name}: {value:.4g}{beside} ({card.protocol})")
+    for name, value, rival, theirs in figures(card):
+        beside = "" if theirs is None else f"; {rival}: {theirs:.4g}"
+        typer.echo(f"{name}: {value:.4g}{beside}")
+    typer.echo(f"({card.protocol})")
     typer.echo(f"it is active{fitted}" if active else f"let it serve with: cotenant models activate {kind} {version}")

@@ -307,8 +307,8 @@ def _with_both_figures(trained: Trained, found: Outcome) -> Trained:
         trained.card,
         metrics={**trained.card.metrics, **metrics},
         baselines={**trained.card.baselines, **baselines},
-        protocol=f"{trained.card.protocol}; options chosen by {found.progress.done} trials on all of these groups but "
-        f"{unseen.group}, so only the figures called 'never seen' are not optimistic",
+        protocol=f"{trained.card.protocol}; options chosen by {_trials(found.progress.done)} on all of these "
+        f"groups but {unseen.group}, so only the figures called 'never seen' are not optimistic",
     )
     return replace(trained, card=card)
 
@@ -344,7 +344,7 @@ def _baselines(
 
 def _verdict(problem: Problem, found: Outcome) -> str:
     now = found.progress
-    tried = f"{now.done} trials ({now.pruned} given up early, {now.unfit} impossible)"
+    tried = f"{_trials(now.done)} ({now.pruned} given up early, {now.unfit} impossible)"
     if found.best == found.default:
         return f"{tried}: nothing is better than the default options."
     inner = 1.0 - found.best_score.metrics[found.objective] / found.default_score.metrics[found.objective]
@@ -354,6 +354,10 @@ def _verdict(problem: Problem, found: Outcome) -> str:
     if found.holds:
         return f"{seen}; {never} {outer:.1%}."
     return f"{seen}; {never} {-outer:.1%} more. The gain does not hold: keep the default options."
+
+
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count} trials"
 
 
 def _shown(value: object) -> str:

@@ -11,6 +11,7 @@ import pytest
 from command_line import COMMAND, RUNNER, invoke
 from fake_client import FORECAST, PREDICTIONS, SHARE, FakeClient, job_view
 from rich.console import Console
+from rich.table import Table
 
 from cotenant import _predictions, _render, cli
 from cotenant.scheduler.client import Client
@@ -242,3 +243,20 @@ def test_logs_of_earlier_runs_are_named_and_can_be_asked_for(client: FakeClient)
     earlier = RUNNER.invoke(COMMAND, ["logs", "job-9", "--run", "2"])
     assert (earlier.stdout_bytes, earlier.stderr) == (b"run 2\n", "")
     assert invoke("logs", "job-9", "--run", "2", "-f")[0] == 1
+
+
+@pytest.mark.parametrize("cells", [("a", "b"), ("a" * 50, "b"), ("a", "b" * 50), ("", "")])
+def test_what_is_piped_has_no_blanks_at_the_ends_of_lines(
+    capsys: pytest.CaptureFixture[str], cells: tuple[str, str]
+) -> None:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("name", "value")
+    grid.add_row(*cells)
+    _render.out().print(grid)
+    _render.out().print("asks: ", end="")
+    printed = capsys.readouterr().out
+    assert printed.endswith("asks: ")
+    lines = printed.removesuffix("asks: ").splitlines()
+    assert len(lines) == 2
+    assert lines == [line.rstrip() for line in lines]
+    assert cells[0] in lines[1]

@@ -11,6 +11,8 @@ import pandas as pd
 import pytest
 from command_line import invoke
 
+from cotenant._evaluate import programs_of
+from cotenant.forecasting.datasets.series import ValueSeries
 from cotenant.forecasting.training import demand_fit
 
 BASELINES = ("constant mean", "utilisation rule", "half of the excess")
@@ -71,6 +73,10 @@ def test_demand_and_a_trained_version(tmp_path: Path, recordings: Path, monkeypa
     assert code == 0, err
     assert "was trained on these very data" in err
     assert "as it is" in out
+    assert "it stays as it is' (below 1: better)" in out
+    for column in ("error", "untrained", "average", "worst +1", "worst +5", "p95 +1", "p95 +5"):
+        assert column in out
+    assert max(map(len, out.splitlines())) <= 180
     record = json.loads(file.read_text())
     for quantity in ("util", "memory"):
         assert quantity in out
@@ -97,3 +103,19 @@ def test_what_is_not_accepted(tmp_path: Path, arguments: tuple[str, ...], messag
     code, _, err = invoke("evaluate", *arguments, "--registry", str(tmp_path))
     assert code == 1
     assert message in err
+
+
+def test_programs_of_a_store_are_named_by_the_jobs_that_ran_them() -> None:
+    none = np.zeros(0)
+    series = [
+        ValueSeries("15a2dcae1b24b959", "job-1 on h1-0", none),
+        ValueSeries("15a2dcae1b24b959", "job-1 on h1-1", none),
+        ValueSeries("15a2dcae1b24b959", "job-2 on h1-0", none),
+        ValueSeries("5408c679489705cd", "job-3 on h1-0", none),
+        ValueSeries("job-4", "job-4 on h1-0", none),  # of no known program
+        ValueSeries("trace.csv", "GPU 0", none),
+    ]
+    assert programs_of(series) == {
+        "15a2dcae1b24b959": "15a2dcae1b24b959 (job-1 and 1 more)",
+        "5408c679489705cd": "5408c679489705cd (job-3)",
+    }

@@ -141,6 +141,9 @@ def test_demand_from_recordings(registry: Registry, recordings: Path, monkeypatc
     version = registry.versions("demand")[0].version
     assert f"demand {version}" in out
     assert f"cotenant models activate demand {version}" in out
+    for quantity in ("util", "memory"):  # every figure that it is judged by, beside what serves without it
+        assert f"\n{quantity}: MAE / persistence: " in out
+        assert f"; {quantity}: untrained mixture, MAE / persistence: " in out
     loaded = load_demand(registry, version)
     assert [each.kind for each in loaded.util] == ["gru", "tcn", "trees"]
     assert [each.kind for each in loaded.memory] == ["trees"]
@@ -327,10 +330,11 @@ def test_choosing_and_deleting(registry: Registry, matrix: Path) -> None:
 def test_what_is_worse_than_what_is_simpler_is_told(
     capsys: pytest.CaptureFixture[str], kind: Kind, metric: str, rival: str
 ) -> None:
-    for value, said in ((0.5, 1), (0.4 + 1e-12, 0), (0.3, 0)):
+    for value, said in ((0.5, "worse"), (0.4 + 1e-12, "no better"), (0.3, None)):
         note_errors(card(kind=kind, metrics={metric: value, "RMSE": 9.0}, baselines={rival: 0.4, "made up": 0.01}))
         told = capsys.readouterr().err
-        assert told.count(f"worse than what is simpler: {metric} 0.5, {rival} 0.4") == said
+        assert told.count(f"{said} than what is simpler: {metric} {value:.4g}, {rival} 0.4") == (said is not None)
+        assert bool(told) is (said is not None)
     note_errors(card(kind=kind, metrics={metric: 0.5}, baselines={}))
     assert not capsys.readouterr().err
 

@@ -199,6 +199,12 @@ class TestRefused:
         with pytest.raises(StudyError, match="belongs to another kind: 'interference', not 'demand'"):
             tuned(plan(tmp_path, Toy(kind="demand", data="d2")), 2)
 
+    def test_what_the_user_said_is_named_before_what_follows_from_it(self, tmp_path: Path) -> None:
+        known = {"kind": "k", "data": "d", "never seen": "a", "objective": "MAE", "quantity": "util", "seed": 1}
+        for said in ("seed", "quantity", "data", "kind"):
+            with pytest.raises(StudyError, match=f"belongs to another {said}: "):
+                studies._check_identity(plan(tmp_path), known, known | {"never seen": "b", said: "other"})
+
     def test_a_study_of_somebody_else_is_refused(self, tmp_path: Path) -> None:
         there = plan(tmp_path)
         study = optuna.create_study(study_name="s", storage=there.location)
