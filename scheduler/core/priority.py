@@ -13,14 +13,15 @@
 * risk is 1 while the deadline is at risk but can still be met (see ``deadlines``), else 0;
 * waited is the time the job has spent in the queue, over all its tries, and pace is ``max(2 S, SLOWEST_PACE)``: who
   wants little gets impatient sooner (after highest response ratio next, Brinch Hansen 1971), and an hour of one GPU
-  at the pace of 1. It counts without limit.
+  at the pace of 1. It counts without limit. The least pace, that of 2,000 GPU-hours, only bounds what may be said:
+  where much more is wanted than there is, jobs that all are at it would be served in the order of arrival.
 
 With the default weights U, C and S together are worth less than one class, and F one class at most. Ties go to the job
 submitted first.
 
 Nobody starves: apart from waiting, values lie in an interval of width ``2 + w_u + w_c + w_s + w_f + 1``, so who has
-waited ``900 s`` times that width over ``SLOWEST_PACE`` (``overtaking_s``) is ahead of everybody who comes after that,
-as long as these have not waited for long themselves; and for the first of those who waited long, GPUs are held (see
+waited ``900 s`` times that width over its pace (``overtaking_s``) is ahead of everybody who comes after that, as long
+as these have not waited for long themselves; and for the first of those who waited long, GPUs are held (see
 ``waiting``).
 
 A job that runs has a value as well, by which it keeps its GPUs against others (see ``rebalancing``): with what it still
@@ -56,7 +57,7 @@ from cotenant.scheduler.core.model import Hints, Job, Progress
 
 CLASS_POINTS: Mapping[str, float] = {"low": 0.0, "normal": 1.0, "high": 2.0}
 AGE_WORTH_A_CLASS_S = 900.0  # of a job that wants one GPU for an hour
-SLOWEST_PACE = 0.1
+SLOWEST_PACE = 0.001
 SLACK_SCALE_S = 600.0
 SIZE_SCALE_S = 3600.0  # GPU-seconds
 NEUTRAL = 0.5  # criticality of a job that says nothing, and smallness of one that wants one GPU for an hour
@@ -152,11 +153,11 @@ def pace_of(smallness: float) -> float:
     return max(SLOWEST_PACE, 2.0 * smallness)
 
 
-def overtaking_s(settings: SchedulingSettings) -> float:
-    """Return how long a job has to wait before everybody who comes starts out behind it, whatever the two are."""
+def overtaking_s(settings: SchedulingSettings, pace: float) -> float:
+    """Return how long a job of this pace has to wait before everybody who comes starts out behind it."""
     weights = settings.urgency_weight + settings.criticality_weight + settings.size_weight + settings.fair_share_weight
     classes = CLASS_POINTS["high"] - CLASS_POINTS["low"]
-    return AGE_WORTH_A_CLASS_S * (classes + weights + RISK_POINTS) / SLOWEST_PACE
+    return AGE_WORTH_A_CLASS_S * (classes + weights + RISK_POINTS) / pace
 
 
 def urgency_of(outlook: Outlook | None) -> float:

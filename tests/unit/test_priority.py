@@ -18,6 +18,7 @@ from cotenant.scheduler.core.priority import (
     SLOWEST_PACE,
     Standing,
     held_urgency,
+    lasting_parts,
     ordered,
     overtaking_s,
     pace_of,
@@ -97,8 +98,9 @@ def test_nobody_is_overtaken_by_those_who_have_not_waited_for_long_themselves(
 ) -> None:
     standing = Standing(settings, dict(zip("ab", fair, strict=True)), {})
     more_s, part = more
-    waited_s = overtaking_s(settings) + 1.0 + more_s
-    gains_most_s = SLOWEST_PACE * (waited_s - overtaking_s(settings)) / pace_of(1.0)  # what a newcomer may have waited
+    pace = pace_of(lasting_parts(_with(waiting("old"), old))[2])
+    waited_s = overtaking_s(settings, pace) + 1.0 + more_s
+    gains_most_s = pace * (waited_s - overtaking_s(settings, pace)) / pace_of(1.0)  # what a newcomer may have waited
     first = Job(spec("old"), JobState.QUEUED, queued_at=NOW, seq=0)
     second = Job(spec("new"), JobState.QUEUED, queued_at=NOW + waited_s - part * 0.999 * gains_most_s, seq=1)
     first, second = (_with(job, each) for job, each in ((first, old), (second, new)))

@@ -17,7 +17,7 @@ from cotenant.scheduler.core.commands import Command, StartJob, StopJob
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.events import Event, HostJoined, JobExited, JobStarted, JobSubmitted, StartFailed, Tick
 from cotenant.scheduler.core.invariants import check
-from cotenant.scheduler.core.priority import SIZE_SCALE_S, SLOWEST_PACE, overtaking_s, pace_of
+from cotenant.scheduler.core.priority import SIZE_SCALE_S, overtaking_s, pace_of
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.waiting import RESERVE_AFTER_S
 
@@ -42,7 +42,7 @@ LARGEST_GPU_S = 3 * 5000.0
 # reservation, which is over when those are gone that run.
 PACE = pace_of(SIZE_SCALE_S / (SIZE_SCALE_S + LARGEST_GPU_S))
 LINE_S = (MOST_WAITING + 2) * (RESERVE_AFTER_S + 2 * LONGEST_RUN_S)
-PATIENCE_S = (overtaking_s(RULES) * SLOWEST_PACE + pace_of(1.0) * LINE_S) / PACE + LINE_S
+PATIENCE_S = overtaking_s(RULES, PACE) + pace_of(1.0) * LINE_S / PACE + LINE_S
 
 
 class Crowd(RuleBasedStateMachine):
