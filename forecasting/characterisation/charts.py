@@ -46,6 +46,8 @@ def runs_chart(report: Mapping[str, Any]) -> str:
     rows, labels = report["data"]["rows"], report["clusters"]["labels"]
     families = list(dict.fromkeys(row["family"] for row in rows))
     figure = go.Figure()
+    for label in sorted(set(labels)):  # first: behind the families they would begin anywhere in a row
+        _legend_entry(figure, f"cluster {label}", "circle", _colour(label))
     for index, family in enumerate(families):
         mine = [(row, label) for row, label in zip(rows, labels, strict=True) if row["family"] == family]
         figure.add_scatter(
@@ -63,8 +65,6 @@ def runs_chart(report: Mapping[str, Any]) -> str:
             },
         )
         _legend_entry(figure, family, SYMBOLS[index % len(SYMBOLS)], FAINT)
-    for label in sorted(set(labels)):
-        _legend_entry(figure, f"cluster {label}", "circle", _colour(label))
     _percent_axes(figure, "max GPU utilisation", "max GPU memory allocated")
     return _chart(figure, "runs", 460, legend=True)
 

@@ -86,7 +86,7 @@ def _savings(section: Mapping[str, Any] | str) -> list[Finding]:
         f"By {clusters}, {saving['pairs_across']} pairs across save {_percent(saving['across'])} on average (median "
         f"{_percent(saving['across_median'])}) and {saving['pairs_within']} within save {_percent(saving['within'])} "
         f"({_percent(saving['within_median'])}); relabelling the tasks gives such a difference with "
-        f"{_p(saving['p'])}. Unequal lengths explain part of it: the most that could be saved is "
+        f"{told_p(saving['p'])}. Unequal lengths explain part of it: the most that could be saved is "
         f"{_percent(bound['across'])} across and "
         f"{_percent(bound['within'])} within.",
     )
@@ -95,8 +95,8 @@ def _savings(section: Mapping[str, Any] | str) -> list[Finding]:
         sense,
         "does not hold" if not better else ("holds" if rate["p"] <= CONVINCING_P else "cannot be told"),
         f"While both run, pairs across save {_percent(rate['across'])} and pairs within {_percent(rate['within'])} "
-        f"({_p(rate['p'])}); they slow each other down by {_percent(slowdown['across'])} "
-        f"and {_percent(slowdown['within'])} ({_p(slowdown['p'])})."
+        f"({told_p(rate['p'])}); they slow each other down by {_percent(slowdown['across'])} "
+        f"and {_percent(slowdown['within'])} ({told_p(slowdown['p'])})."
         + ("" if rate["p"] <= CONVINCING_P else " So few pairs cannot show that the cluster matters."),
     )
     return [first, second]
@@ -128,7 +128,8 @@ def _list(values: Any) -> str:
     return " or ".join(map(str, sorted(set(values))))
 
 
-def _p(value: float) -> str:
+def told_p(value: float) -> str:
+    """Return a probability in words; one that is small is not told as nothing."""
     return "p < 0.01" if value < 0.01 else f"p = {value:.2f}"
 
 

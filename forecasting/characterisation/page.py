@@ -11,7 +11,7 @@ from plotly.offline import get_plotlyjs
 
 from cotenant.forecasting.characterisation import charts, packing
 from cotenant.forecasting.characterisation.charts import table
-from cotenant.forecasting.characterisation.findings import THRESHOLD
+from cotenant.forecasting.characterisation.findings import THRESHOLD, told_p
 from cotenant.forecasting.characterisation.tables import MEMORY, TARGET_NAMES, TARGETS, UTIL
 
 _VERDICT_CLASSES = {"holds": "good", "holds in part": "part", "does not hold": "bad", "cannot be told": "none"}
@@ -24,10 +24,10 @@ _PAGE = Template("""<!doctype html>
 <title>cotenant: what kinds of workloads there are</title>
 <style>
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --page: #fff; --line: #d5dae0; --stripe: #f5f7f9;
-  --good: #1a7f37; --part: #9a6700; --bad: #b3261e; --none: #59636e; }
+  --shade: #0003; --good: #1a7f37; --part: #9a6700; --bad: #b3261e; --none: #59636e; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6edf3; --soft: #9da7b1; --page: #0f1419; --line: #343b44; --stripe: #171d24;
-    --good: #57c778; --part: #e3b341; --bad: #ff8a80; --none: #9da7b1; }
+    --shade: #fff4; --good: #57c778; --part: #e3b341; --bad: #ff8a80; --none: #9da7b1; }
 }
 * { box-sizing: border-box; }
 html { overflow-y: scroll; }
@@ -43,7 +43,11 @@ th, td { padding: 5px 12px 5px 8px; text-align: left; vertical-align: top; borde
 th { color: var(--soft); font-weight: 600; }
 tbody tr:nth-child(even) { background: var(--stripe); }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.wide { overflow-x: auto; }
+.wide, .chart { overflow-x: auto; background:
+  linear-gradient(to right, var(--page) 30%, transparent) left / 40px 100% no-repeat local,
+  linear-gradient(to left, var(--page) 30%, transparent) right / 40px 100% no-repeat local,
+  linear-gradient(to right, var(--shade), transparent) left / 12px 100% no-repeat,
+  linear-gradient(to left, var(--shade), transparent) right / 12px 100% no-repeat; }
 .findings { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap: 14px;
   padding: 0; margin: 0; list-style: none; }
 .findings li { border: 1px solid var(--line); border-left-width: 5px; border-radius: 6px; padding: 12px 14px; }
@@ -57,8 +61,10 @@ tbody tr:nth-child(even) { background: var(--stripe); }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 18px; padding: 0; margin: 0 0 8px;
   font-size: .9rem; }
 .legend span { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 6px; }
-.chart { width: 100%; overflow-x: auto; overflow-y: hidden; margin-bottom: 14px; }
+.chart { width: 100%; overflow-y: hidden; margin-bottom: 14px; }
 .chart > div { min-width: 700px; }
+@media (max-width: 739px) { .chart::before { content: "goes on to the right →"; display: block; position: sticky;
+  left: 0; width: max-content; color: var(--soft); font-size: .8rem; } }
 details { margin: 0 0 14px; }
 summary { cursor: pointer; }
 .infolayer text, .xaxislayer-above text, .yaxislayer-above text { fill: var(--ink) !important; }
@@ -249,7 +255,7 @@ def _contrast_table(compared: Mapping[str, Any]) -> str:
             _percent(100 * c["within"]),
             _percent(100 * c["across_median"]),
             _percent(100 * c["within_median"]),
-            f"{c['p']:.2f}",
+            escape(told_p(c["p"]).removeprefix("p ").removeprefix("= ")),
         )
         for name, c in compared["contrast"].items()
     ]

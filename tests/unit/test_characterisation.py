@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cotenant.forecasting.characterisation import clusters, packing, prediction, selection, synthesis
+from cotenant.forecasting.characterisation import clusters, packing, page, prediction, selection, synthesis
 from cotenant.forecasting.characterisation.findings import findings
 from cotenant.forecasting.characterisation.pipeline import Inputs, characterise
 from cotenant.forecasting.characterisation.tables import MEMORY, UTIL, Pairs
@@ -374,3 +374,4 @@ def test_no_probability_is_told_as_nothing() -> None:
     found = findings({"clusters": "none", "interference": {"by": {"own": {"contrast": whole}}}})
     assert [text for text in (each.why for each in found) if "p = 0.00" in text] == []
     assert sum("p < 0.01" in each.why for each in found) == 2
+    assert page._contrast_table({"contrast": whole}).count("<td class=number>&lt; 0.01</td>") == len(whole)

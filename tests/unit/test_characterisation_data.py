@@ -235,6 +235,8 @@ def test_the_command_writes_a_page_the_numbers_and_the_classes(folder: Path, tmp
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<h2>Cold-start classes</h2>" in page
     assert "Not available" not in page
+    assert page.index('"cluster 0"') < page.index('"cluster 1"') < page.index('"cluster 2"') < page.index('"MobileNet"')
+    assert "goes on to the right →" in page  # on what is narrower than a chart
     own = page.replace(page[page.index("<script>") : page.index("</script>")], "")
     assert "http://" not in own.replace("http://www.w3.org", "")
     assert 'src="http' not in own
