@@ -85,7 +85,7 @@ class Fleet:
         """
         components = [ComponentHealth(name="scheduler", ok=True, note=note)]
         components.append(ComponentHealth(name="models", ok=True, note=models))
-        components.append(_ping(PRM))
+        components.append(_asked(PRM, "serving"))
         for host_id, seconds in sorted(silence.items()):
             ok = seconds <= self._settings.lease.ttl_s
             components.append(
@@ -115,11 +115,12 @@ class Fleet:
         ).remote(host_id, self._settings.model_dump_json())
 
 
-def _ping(name: str) -> ComponentHealth:
+def _asked(name: str, what: str) -> ComponentHealth:
+    """Ask an actor for what it has to say of itself: whether it answers, and what."""
     try:
-        ray.get(ray.get_actor(name, NAMESPACE).ping.remote(), timeout=PING_TIMEOUT_S)
+        said = ray.get(getattr(ray.get_actor(name, NAMESPACE), what).remote(), timeout=PING_TIMEOUT_S)
     except ValueError:
         return ComponentHealth(name=name, ok=False, note="the actor does not exist")
     except (GetTimeoutError, RayActorError) as error:
         return ComponentHealth(name=name, ok=False, note=f"{type(error).__name__}: no answer")
-    return ComponentHealth(name=name, ok=True, note="")
+    return ComponentHealth(name=name, ok=True, note=str(said))

@@ -80,6 +80,10 @@ class Prm:
         """Return the process id; used by health checks."""
         return os.getpid()
 
+    def serving(self) -> str:
+        """Say what forecasts demand; used by health checks."""
+        return f"demand: {self._forecaster.serving}"
+
     def observe(self, batch: WindowBatch) -> None:
         """Take in one host's windows. In the actor they wait for those that have arrived already: one look at the
         windows of many hosts costs hardly more than one at those of a single host.

@@ -342,8 +342,7 @@ def _reason(found: PairPrediction, k: int) -> str:
     """The parts of a prediction, the ones that matter."""
     physics, own, neighbour = (float(found.parts[name][k]) for name in ("physics", "own", "neighbour"))
     similar = float(found.mid[k]) - physics - own - neighbour
-    parts = [f"utilisations alone give {physics:.2f}"]
-    for value, cause in ((own, "this job"), (neighbour, "this neighbour"), (similar, "similar pairs")):
-        if abs(value) >= 0.005:
-            parts.append(f"{cause} {value:+.2f}")
-    return ", ".join(parts)
+    causes = ((own, "this job"), (neighbour, "this neighbour"), (similar, "similar pairs"))
+    known = [f"{cause} {value:+.2f}" for value, cause in causes if abs(value) >= 0.005]
+    reason = f"utilisations alone give {physics:.2f} of its speed"
+    return f"{reason}, what is known of {', '.join(known)}" if known else reason

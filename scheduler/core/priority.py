@@ -101,6 +101,18 @@ def parts(job: Job, now: float, standing: Standing = ALIKE) -> dict[str, float]:
     return dict(zip(PARTS, _terms(job, now, standing), strict=True))
 
 
+def in_words(job: Job, now: float, standing: Standing = ALIKE) -> str:
+    """Say what the value of a waiting job is and what it is made of."""
+    value = parts(job, now, standing)
+    hints = job.spec.hints
+    assumed = {
+        "criticality": " (not said)" if hints.criticality is None else "",
+        "size": " (duration not said)" if hints.expected_duration_s is None else "",
+    }
+    made_of = ", ".join(f"{name} {part:.2f}{assumed.get(name, '')}" for name, part in value.items() if part)
+    return f"priority value {sum(value.values()):.2f}: {made_of}"
+
+
 def importance(job: Job, now: float, standing: Standing = ALIKE) -> float:
     """Return the value of a waiting job without the time it has waited."""
     return sum(_terms(job, now, standing)[:-1])

@@ -27,7 +27,7 @@ from cotenant.scheduler.core.interruptions import (
     tell_frozen,
 )
 from cotenant.scheduler.core.model import Colocation, Gpu, Host, Job, JobState
-from cotenant.scheduler.core.priority import ordered, parts
+from cotenant.scheduler.core.priority import in_words, ordered
 from cotenant.scheduler.core.requests import described
 from cotenant.scheduler.core.slowdowns import measured as measured_slowdown
 from cotenant.scheduler.core.slowdowns import slowdown, tell_measured
@@ -259,9 +259,7 @@ def _why_it_waits(state: State, job: Job, now: float) -> tuple[str, list[str]]:
     errors = state.line.why(job.spec.job_id)
     why = fold(errors) if errors else "it has not been looked at yet"
     details = [f"number {place} of {len(queue)} in the queue", f"has waited {max(0.0, now - job.queued_at):.0f} s"]
-    value = parts(job, now, standing)
-    made_of = ", ".join(f"{name} {part:.2f}" for name, part in value.items() if part)
-    details.append(f"priority value {sum(value.values()):.2f}: {made_of}")
+    details.append(in_words(job, now, standing))
     held = state.reservation
     if held is not None and held.job_id == job.spec.job_id:
         when = "" if held.starts_by is None else f", expected in {span(max(0.0, held.starts_by - now))}"

@@ -92,7 +92,9 @@ def test_a_model_that_cannot_be_loaded_is_told_and_jobs_go_on(learning):
     )
     assert learning.client.predictions().serving["interference"] == "shipped"
     assert learning.client.health().ok
-    assert BROKEN in str(learning.client.health().components)
+    components = str(learning.client.health().components)
+    assert BROKEN in components
+    assert "demand: " in components
     assert learning.finish(learning.run("print('still here')")).state == "SUCCEEDED"
     (registry / "active.json").unlink()
     wait_until(lambda: not learning.client.predictions().warnings, 30, "the warnings are gone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -70,6 +71,9 @@ def test_many_at_once_are_the_same_as_one_by_one() -> None:
 
 def test_the_reason_names_the_parts() -> None:
     assert "utilisations alone give" in PREDICTOR.predict([JOBS[0], JOBS[5]], "a")[0].reason
+    for other in JOBS:  # what a number is of is said: beside it stands a slowdown
+        reason = PREDICTOR.predict([JOBS[0], other], "a")[0].reason
+        assert re.search(r"give \d\.\d\d of its speed(, what is known of [a-z ]+[+-]\d.*)?$", reason), reason
 
 
 def test_causes_of_the_slowdown() -> None:

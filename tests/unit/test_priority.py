@@ -18,6 +18,7 @@ from cotenant.scheduler.core.priority import (
     SLOWEST_PACE,
     Standing,
     held_urgency,
+    in_words,
     lasting_parts,
     ordered,
     overtaking_s,
@@ -59,6 +60,17 @@ def waiting(job_id: str = "j", queued_at: float = NOW, **hints: Any) -> Job:
 def test_parts(hints: dict[str, Any], part: str, want: float) -> None:
     standing = Standing(RULES, {"t": 0.25}, {})
     assert parts(waiting(**hints), NOW, standing)[part] == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("hints", "told"),
+    [
+        ({}, "criticality 0.12 (not said), size 0.10 (duration not said)"),
+        ({"criticality": 0.5, "expected_duration_s": 3600.0}, "criticality 0.12, size 0.10"),
+    ],
+)
+def test_what_was_not_said_is_not_told_as_if_it_were(hints: dict[str, Any], told: str) -> None:
+    assert f": class 1.00, {told}, fair share" in in_words(waiting(**hints), NOW, Standing(RULES))
 
 
 def test_weights_can_be_changed() -> None:

@@ -381,6 +381,7 @@ def test_experts_that_become_active_serve_in_the_running_prm(tmp_path: Path, prm
     version = add_trees(registry)
     served(prm, scheduler, range(10))
     assert prm.predictions().serving == {"demand": UNTRAINED}
+    assert prm.serving() == f"demand: {UNTRAINED}"
     registry.activate("demand", version)
     said = served(prm, scheduler, range(10, 90))[-1]
     assert prm.predictions().serving == {"demand": f"mixture with trained experts, version {version}"}
