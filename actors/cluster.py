@@ -130,7 +130,7 @@ def _finish(settings: Settings, api_class: type | None, ray_pid: int | None) -> 
         address=address,
         auth_mode=os.environ.get("RAY_AUTH_MODE", "disabled"),
         auth_token_path=os.environ.get("RAY_AUTH_TOKEN_PATH"),
-        ray_pid=ray_pid,
+        ray_pid=_head_of(address) if ray_pid is None else ray_pid,
         api_url=api_url,
     ).save()
     return UpReport(
@@ -141,6 +141,13 @@ def _finish(settings: Settings, api_class: type | None, ray_pid: int | None) -> 
         token_path=str(token) if token else None,
         notes=tuple(notes),
     )
+
+
+def _head_of(address: str) -> int | None:
+    """Return the process id of the Ray head at this address if an earlier ``up --local`` started it: ``down`` ends it."""
+    record = ClusterRecord.load()
+    ours = record is not None and record.address == address and record.ray_pid is not None and _alive(record.ray_pid)
+    return record.ray_pid if record is not None and ours else None
 
 
 def start_actors(settings: Settings, api_class: type | None) -> list[str]:

@@ -9,6 +9,7 @@ import typer
 
 from cotenant import _render
 from cotenant._options import Address, AsJson, JobArgument
+from cotenant.scheduler.errors import JobNotFound
 from cotenant.scheduler.specs import check_reason
 
 if TYPE_CHECKING:
@@ -35,9 +36,22 @@ def add_commands(app: typer.Typer, connect: Callable[[str | None], Client]) -> N
     ) -> None:
         """Stop jobs: SIGTERM, then SIGKILL after the grace period. Jobs that have ended stay as they are."""
         check_reason(reason)
+        stopped: list[JobView] = []
+        unknown: list[JobNotFound] = []
         with connect(address) as client:
-            views = [client.stop(job, reason) for job in jobs]
-        _show(views, as_json)
+            try:
+                for job in jobs:
+                    try:
+                        stopped.append(client.stop(job, reason))
+                    except JobNotFound as error:  # the others are to be stopped all the same
+                        unknown.append(error)
+            finally:  # whatever comes in between: what was done is said
+                if stopped:
+                    _show(stopped, as_json)
+        for error in unknown[:-1]:
+            _render.problem(str(error))
+        if unknown:
+            raise unknown[-1]
 
     @app.command()
     def suspend(

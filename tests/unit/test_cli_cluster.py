@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import invoke
-from fake_client import GIB, FakeClient
+from fake_client import GIB, FakeClient, job_view
 
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.model import Hints
-from cotenant.scheduler.errors import CotenantError
+from cotenant.scheduler.errors import CotenantError, NotConnected
+from cotenant.scheduler.views import JobView
 
 # -- plan -------------------------------------------------------------------------------------------------------------
 
@@ -206,3 +207,24 @@ def test_doctor_asks_the_cluster(client: FakeClient, monkeypatch: pytest.MonkeyP
     code, out, _ = invoke("doctor", "--cluster")
     assert code == 1
     assert "fix:  run 'cotenant up'" in out
+
+
+@pytest.mark.parametrize("order", [["job-1", "nope", "job-2"], ["nope", "job-1", "job-2"], ["job-1", "job-2", "nope"]])
+def test_stop_says_what_it_has_stopped_beside_what_is_not_known(client: FakeClient, order: list[str]) -> None:
+    client.known["job-2"] = job_view("job-2")
+    code, out, said = invoke("stop", *order)
+    assert (code, out) == (1, "job-1 STOPPING\njob-2 STOPPING\n")
+    assert said == "error: no job 'nope': 'cotenant ps --all' lists the jobs that are known\n"
+    assert [job_id for job_id, _ in client.stopped] == ["job-1", "job-2"]
+
+
+def test_stop_says_what_it_has_stopped_when_the_scheduler_is_gone(client: FakeClient) -> None:
+    stop = client.stop
+
+    def ends(job_id: str, reason: str = "") -> JobView:
+        if client.stopped:
+            raise NotConnected("the scheduler is gone")
+        return stop(job_id, reason)
+
+    client.stop = ends  # type: ignore[method-assign]
+    assert invoke("stop", "job-1", "job-1") == (1, "job-1 STOPPING\n", "error: the scheduler is gone\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -36,6 +37,34 @@ def test_hosts_that_the_journal_remembers_but_that_are_gone_are_not_counted(
     monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
     report = cluster._finish(Settings(), None, None)
     assert (report.hosts, report.gpus) == (1, len(there.gpus))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "pid", "kept"),
+    [
+        ("127.0.0.1:1", os.getpid(), os.getpid()),
+        ("127.0.0.1:2", os.getpid(), None),  # this Ray is another one
+        ("127.0.0.1:1", None, None),
+        (None, None, None),
+    ],
+)
+def test_a_plain_up_remembers_the_ray_head_that_an_earlier_one_has_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorded: str | None, pid: int | None, kept: int | None
+) -> None:
+    """``down`` left the head behind."""
+    monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
+    if recorded is not None:
+        cluster.ClusterRecord(recorded, "disabled", None, pid, None).save()
+    client = FakeClient()
+    monkeypatch.setattr(cluster.Client, "connect", lambda: client)
+    monkeypatch.setattr(cluster, "start_actors", lambda *_: [])
+    monkeypatch.setattr(cluster, "_wait_for_hosts", lambda _: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1"))
+    cluster.up(None, False, Settings(), None)
+    record = cluster.ClusterRecord.load()
+    assert record is not None
+    assert (record.address, record.ray_pid) == ("127.0.0.1:1", kept)
 
 
 @pytest.mark.parametrize(
