@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cotenant.scheduler.simulation.errors import Place, TraceError
 
@@ -44,6 +46,9 @@ class Row:
 
     def text(self, name: str) -> str:
         """Return a field that must not be empty."""
+        if isinstance(self.line, int) and name not in self.fields:
+            columns = ", ".join(str(each) for each in self.fields)
+            raise self.error(name, "no such column", f"a table that has it; the columns are {columns}")
         if not self.has(name):
             raise self.error(name, self.fields.get(name), "a value")
         return str(self.fields[name])
@@ -98,11 +103,24 @@ class Row:
         return TraceError(self.path, self.line, name, value, accepted)
 
 
-def open_text(path: Path) -> Any:
-    """Open a text file, plain or compressed with gzip."""
-    if path.name.endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
+    """Open a text file, plain or compressed with gzip.
+
+    Raises:
+        TraceError: What is read of it, here or in the block, is no text.
+        OSError: The file cannot be read.
+    """
+    try:
+        if path.name.endswith(".gz"):
+            with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
+                yield lines
+        else:
+            with path.open(encoding="utf-8", newline="") as lines:
+                yield lines
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError, csv.Error) as error:
+        why = " ".join(str(error).split())
+        raise TraceError(path, None, "file", path.name, f"a text file that can be read ({why})") from error
 
 
 def read_table(path: Path) -> Iterator[Row]:

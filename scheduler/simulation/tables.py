@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +20,8 @@ from cotenant.scheduler.simulation.workload import Cluster, Trace, TraceJob
 _Rate = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 _Throughputs = dict[str, dict[str, dict[str, _Rate | tuple[_Rate, _Rate]]]]
 _ADAPTER: TypeAdapter[_Throughputs] = TypeAdapter(_Throughputs)
+_PAIR = ("workload", "neighbour", "model", "batchsize", "amp", "peer", "peer_batchsize", "peer_amp")
+_MOST_N = 1.5  # of a pair as measured: noise, more than that is an error
 
 
 def load_pairs(path: Path, column: str = "n") -> dict[tuple[str, str], float]:
@@ -38,6 +39,9 @@ def load_pairs(path: Path, column: str = "n") -> dict[tuple[str, str], float]:
     """
     pairs: dict[tuple[str, str], float] = {}
     for row in read_table(path):
+        if column not in row.fields or column in _PAIR:
+            others = ", ".join(str(name) for name in row.fields if name not in _PAIR)
+            raise TraceError(path, None, "column", column, f"one that it has beside the pair: {others or 'none'}")
         if "workload" in row.fields:
             key = (row.text("workload"), row.text("neighbour"))
         else:
@@ -48,9 +52,11 @@ def load_pairs(path: Path, column: str = "n") -> dict[tuple[str, str], float]:
         if key in pairs:
             raise row.error("pair", " beside ".join(key), "every ordered pair once")
         n = row.number(column, above=True)
-        if n > 1.5:
-            raise row.error(column, n, "a normalised throughput in (0, 1]")
+        if n > _MOST_N:
+            raise row.error(column, n, f"a normalised throughput above 0 and at most {_MOST_N:g} (above 1 counts as 1)")
         pairs[key] = min(1.0, n)
+    if not pairs:
+        raise TraceError(path, None, "rows", 0, "at least one pair")
     return pairs
 
 
@@ -164,8 +170,6 @@ def _throughputs(path: Path) -> _Throughputs:
     try:
         with open_text(path) as lines:
             return _ADAPTER.validate_json(lines.read())
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-        raise TraceError(path, None, "file", path.name, f"JSON, plain or compressed with gzip ({error})") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = " ".join(str(part) for part in first["loc"][:3]) or None

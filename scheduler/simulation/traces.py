@@ -6,8 +6,6 @@ that names file, line, field and value. Files may be compressed with gzip.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import math
 from collections import Counter
@@ -56,10 +54,7 @@ def load(path: Path, form: str | None = None) -> Trace:
     loader = FORMATS.get(name)
     if loader is None:
         raise TraceError(path, None, "format", name, f"one of {', '.join(FORMATS)}")
-    try:
-        rows = list(loader(path))
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as error:
-        raise TraceError(path, None, "file", path.name, f"a text file that can be read ({error})") from error
+    rows = list(loader(path))
     jobs = [(place, job) for place, job in rows if isinstance(job, TraceJob)]
     if not jobs:
         raise TraceError(path, None, "rows", 0, "at least one job")
@@ -76,11 +71,7 @@ _OWN = {
 
 def own(path: Path) -> Iterator[tuple[Place, TraceJob]]:
     """cotenant's own form (``docs/simulation.md``): JSON, one list of jobs with the fields of ``TraceJob``."""
-    with open_text(path) as lines:
-        try:
-            document = json.load(lines)
-        except json.JSONDecodeError as error:
-            raise TraceError(path, error.lineno, "file", error.msg, "JSON") from error
+    document = _json(path)
     if not isinstance(document, dict) or document.get("format") != OWN_FORMAT:
         raise TraceError(path, None, "format", _part(document, "format"), repr(OWN_FORMAT))
     if document.get("version") != OWN_VERSION:
@@ -122,6 +113,19 @@ def own(path: Path) -> Iterator[tuple[Place, TraceJob]]:
                 cpus=row.optional("cpus", above=True),
             ),
         )
+
+
+def _json(path: Path) -> object:
+    with open_text(path) as lines:
+        try:
+            document: object = json.load(lines)
+        except json.JSONDecodeError as error:
+            raise TraceError(path, error.lineno, "file", error.msg, "JSON") from error
+        except UnicodeDecodeError:
+            raise  # open_text says what it is
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+            raise TraceError(path, None, "file", str(error), "JSON that can be read") from error
+    return document
 
 
 def write_own(trace: Trace, path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -286,11 +288,46 @@ def test_so_they_are_in_every_form(write: Callable[..., Path], lines: tuple[str,
     assert message in str(caught.value)
 
 
-def test_a_file_that_is_no_gzip(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv.gz"
-    path.write_bytes(b"not compressed")
-    with pytest.raises(TraceError, match="a text file that can be read"):
-        load(path, "philly-week")
+NOISE = bytes((7 * byte + byte // 256) % 256 for byte in range(3000))
+PACKED = gzip.compress(NOISE)
+NO_TEXT = {
+    "bytes": ("x.csv", NOISE),
+    "bytes, by name JSON": ("x.json", NOISE),
+    "bytes below a head": ("x.csv", f"{WEEK}\n".encode() + NOISE),
+    "bytes in JSON": ("x.json", b"{" + NOISE),
+    "not compressed": ("x.csv.gz", NOISE),
+    "bytes, compressed": ("x.csv.gz", PACKED),
+    "cut off": ("x.csv.gz", PACKED[: len(PACKED) // 2]),
+    "damaged": ("x.csv.gz", PACKED[:30] + NOISE),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), NO_TEXT.values(), ids=NO_TEXT.keys())
+@pytest.mark.parametrize(
+    "read", [load, load_pairs, GavelTruth, StageTruth, *(partial(load, form=form) for form in FORMATS)]
+)
+def test_a_file_that_is_no_text_is_named(
+    tmp_path: Path, read: Callable[[Path], object], name: str, content: bytes
+) -> None:
+    """Whatever it was to be: a trace of any form, pairs, throughputs."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TraceError, match=rf"^{re.escape(str(tmp_path / name))}") as caught:
+        read(tmp_path / name)
+    assert "None" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"format": ' + "1" * 5000 + "}"], ids=["deep", "digits"])
+def test_json_that_python_cannot_read_is_named(write: Callable[..., Path], text: str) -> None:
+    for read in (load, GavelTruth):
+        with pytest.raises(TraceError, match="is not accepted; give"):
+            read(write(text, name="x.json"))
+
+
+def test_a_column_that_the_form_needs_and_the_file_lacks_is_named(write: Callable[..., Path]) -> None:
+    with pytest.raises(TraceError) as caught:
+        load(write(SIA, "2017-10-09 07:01:55,66.0,2,132.0,11cb48"), "tiresias")
+    assert "line 2: num_gpu: 'no such column' is not accepted; give a table that has it" in str(caught.value)
+    assert str(caught.value).endswith("the columns are timestamp, duration, num_gpus, gpu_time, cluster")
 
 
 def test_an_unknown_form_is_refused(write: Callable[..., Path]) -> None:
@@ -313,11 +350,30 @@ def test_measured_pairs(write: Callable[..., Path]) -> None:
         (("a,b,2",), "line 2: n: 2.0 is not accepted; give a normalised throughput"),
         (("a,b,0.5", "a,b,0.5"), "line 3: pair: 'a beside b' is not accepted; give every ordered pair once"),
         (("a,,0.5",), "line 2: neighbour: '' is not accepted"),
+        ((), "rows: 0 is not accepted; give at least one pair"),
     ],
 )
 def test_bad_pairs_are_named(write: Callable[..., Path], rows: tuple[str, ...], message: str) -> None:
     with pytest.raises(TraceError) as caught:
         load_pairs(write("workload,neighbour,n", *rows))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "column", "message"),
+    [
+        (("workload,neighbour,n,guess", "a,b,1,1"), "told", "column: 'told' is not accepted; give one that it has "),
+        (("workload,neighbour,n,guess", "a,b,1,1"), "neighbour", "beside the pair: n, guess"),
+        (("model,batchsize,amp,peer,peer_batchsize,peer_amp", "a,1,1,b,1,1"), "n", "beside the pair: none"),
+        (("workload,n", "a,1"), "n", "neighbour: 'no such column' is not accepted; give a table that has it; the col"),
+        (("n,m", "1,1"), "n", "line 2: model: 'no such column' is not accepted; give a table that has it; the columns"),
+    ],
+)
+def test_columns_that_a_table_lacks_are_named_with_those_it_has(
+    write: Callable[..., Path], lines: tuple[str, ...], column: str, message: str
+) -> None:
+    with pytest.raises(TraceError) as caught:
+        load_pairs(write(*lines), column)
     assert message in str(caught.value)
 
 
