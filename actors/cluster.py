@@ -144,7 +144,7 @@ def _finish(settings: Settings, api_class: type | None, ray_pid: int | None) -> 
 
 
 def _head_of(address: str) -> int | None:
-    """Return the process id of the Ray head at this address if an earlier ``up --local`` started it: ``down`` ends it."""
+    """Return the process id of the Ray head at this address if an earlier ``up --local`` started it."""
     record = ClusterRecord.load()
     ours = record is not None and record.address == address and record.ray_pid is not None and _alive(record.ray_pid)
     return record.ray_pid if record is not None and ours else None

@@ -200,13 +200,13 @@ class AffectedJob(View):
     """A job that is there already and for which something would be different.
 
     ``before`` and ``after``: it waits and is placed "now", "later" or "never"; or it "runs" and keeps its place, but
-    would get it "later" or "never" if it had to be placed anew. ``why``: of ``after``.
+    if it had to be placed anew, it would get one "elsewhere", "later" or "never". ``why``: of ``after``.
     """
 
     job_id: str
     name: str
     before: Literal["now", "later", "never", "runs"]
-    after: Literal["now", "later", "never", "runs"]
+    after: Literal["now", "later", "never", "elsewhere"]
     why: str
 
 

@@ -82,15 +82,17 @@ class Quotas:
 
     def take(self, request: Request, hints: Hints, placement: Placement) -> None:
         """Count a placement."""
-        limited = list(self._limited(hints))
-        if not limited:
+        if not self.limits(hints):
             return
         chosen = [self.gpus[self.gpus.position(share.gpu_id)] for share in placement.shares]
-        asked = sum(asked_of(request, gpu, self.settings.placement) for gpu in chosen)
-        for kind, name, _ in limited:
+        self.count(hints, sum(asked_of(request, gpu, self.settings.placement) for gpu in chosen), 1)
+
+    def count(self, hints: Hints, gpus: float, jobs: int) -> None:
+        """Count GPUs and jobs that come, or go (negative)."""
+        for kind, name, _ in self._limited(hints):
             held = self._of(kind, name)
-            held.gpus += asked
-            held.jobs += 1
+            held.gpus += gpus
+            held.jobs += jobs
 
     def _asked(self, request: Request) -> list[float]:
         """Return what the job would hold of a GPU of each size that there is."""

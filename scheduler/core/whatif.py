@@ -10,16 +10,13 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal
 
-import numpy as np
-
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement import types as placement
 from cotenant.placement.explain import explain as fold
-from cotenant.placement.fleet import Part
 from cotenant.placement.guarantees import mids_on
 from cotenant.placement.objective import packing_saving
-from cotenant.placement.statement import Statement
+from cotenant.scheduler.core.anew import Fate, placed_anew, worse
 from cotenant.scheduler.core.cycle import propose
 from cotenant.scheduler.core.engine import Core
 from cotenant.scheduler.core.floor import Floor
@@ -58,8 +55,8 @@ def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | 
     """Say what would happen if these jobs were submitted now, under these settings. Nothing is changed.
 
     The very code of the scheduling cycle runs, over a snapshot, with the jobs that wait already. Running jobs stay
-    where they are; under other settings each is taken off its GPUs in a statement of its own, to see whether it would
-    get them again.
+    where they are; under other settings they are placed anew in a statement of its own, to see which would not get
+    their GPUs again.
 
     Args:
         core: The core.
@@ -71,10 +68,11 @@ def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | 
     imagined = [_imagine(state, spec, number, now) for number, spec in enumerate(specs)]
     before = _look(core, (), now) if state.queued else _Look(Plan(), {})
     running = _newest(state) if settings is not None else []
-    fitted = [job for job in running if _refusal(core, job) is None]
+    kept = placed_anew(state, core.policy, core.predictor, running)
     with nullcontext() if settings is None else _trying(state, settings):
         after = _look(core, imagined, now)
-        affected = [*_waiting(state, before, after), *_running(core, fitted)]
+        anew = placed_anew(state, core.policy, core.predictor, running)
+        affected = [*_waiting(state, before, after), *_running(running, kept, anew)]
         throughputs = [_predict(view, core.predictor) for view in after.plan.gpus]
         ids = {job.spec.job_id for job in imagined}
         shared = [n for n in throughputs if len(n) > 1 and not ids.isdisjoint(n)]
@@ -132,29 +130,13 @@ def _newest(state: State) -> list[Job]:
     return heapq.nlargest(MOST_RECONSIDERED, held, key=lambda job: job.seq)
 
 
-def _running(core: Core, jobs: Sequence[Job]) -> Iterator[AffectedJob]:
-    """Yield those of these running jobs that would not get their GPUs again."""
+def _running(jobs: Sequence[Job], before: Mapping[str, Fate], after: Mapping[str, Fate]) -> Iterator[AffectedJob]:
+    """Yield those of these running jobs that would fare worse, were they placed anew."""
     for job in jobs:
-        refusal = _refusal(core, job)
-        if refusal is not None:
-            outcome: _Outcome = "never" if refusal.never else "later"
-            why = fold(refusal.errors)
-            yield AffectedJob(job_id=job.spec.job_id, name=job.spec.name, before="runs", after=outcome, why=why)
-
-
-def _refusal(core: Core, job: Job) -> placement.NoFit | None:
-    """Return why the job would not get its GPUs if it had to be placed anew; None when it would."""
-    state = core.state
-    fleet, shares = state.fleet(), job.lease.shares if job.lease else ()
-    gpu_ids = [share.gpu_id for share in shares if fleet.has(share.gpu_id)]
-    gpus = Part(fleet, np.array(sorted(map(fleet.position, gpu_ids)), dtype=np.int64))
-    statement, crowd = Statement(fleet), len(shares) + 1  # an empty GPU for everybody is not what is asked
-    statement.evict(job.spec.job_id, gpu_ids)
-    answer = core.policy.place(
-        state.request_of(job), gpus, core.predictor, state.settings.placement, waiting_gpus=crowd
-    )
-    statement.rollback()
-    return answer if isinstance(answer, placement.NoFit) else None
+        job_id = job.spec.job_id
+        fate = after.get(job_id)
+        if fate is not None and worse(before.get(job_id), fate):
+            yield AffectedJob(job_id=job_id, name=job.spec.name, before="runs", after=fate.outcome, why=fate.why)
 
 
 def _predict(view: placement.GpuView, predictor: InterferencePredictor) -> dict[str, float]:

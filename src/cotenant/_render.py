@@ -350,7 +350,7 @@ def _affected(view: PlanView) -> list[RenderableType]:
     if not view.affected:
         return [Text(f"nothing would be different for the other jobs{looked_at}")]
     table = FittingTable("JOB", "NAME", "NOW", "THEN", "WHY", spare=("NAME",))
-    words = {"now": "starts now", "later": "waits", "never": "never", "runs": "runs"}
+    words = {"now": "starts now", "later": "waits", "never": "never", "runs": "runs", "elsewhere": "elsewhere"}
     for job in view.affected:
         table.row(job.job_id, job.name, words[job.before], words[job.after], job.why)
     return [

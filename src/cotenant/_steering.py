@@ -48,8 +48,8 @@ def add_commands(app: typer.Typer, connect: Callable[[str | None], Client]) -> N
             finally:  # whatever comes in between: what was done is said
                 if stopped:
                     _show(stopped, as_json)
-        for error in unknown[:-1]:
-            _render.problem(str(error))
+        for each in unknown[:-1]:
+            _render.problem(str(each))
         if unknown:
             raise unknown[-1]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scheduling import GIB, Driver, half, host, profile, settings, spec
 
-from cotenant.configs.settings import AccountSettings, SchedulingSettings, Settings
+from cotenant.configs.settings import AccountSettings, ResizeSettings, SchedulingSettings, Settings
 from cotenant.scheduler.core import whatif
 from cotenant.scheduler.core.events import SettingsChanged
 from cotenant.scheduler.core.model import JobSpec
@@ -112,9 +112,57 @@ class TestOtherSettings:
         driver = Driver(host(gpus=1))
         driver.run(half("a", compute=0.2), half("b", compute=0.2))
         view = tried(driver, **changed)
-        assert {(job.job_id, job.before, job.after, job.why) for job in view.affected} == {
-            (job_id, "runs", "later", why) for job_id in "ab"
-        }
+        told = [(job.job_id, job.before, job.after, job.why) for job in view.affected]
+        assert told == [("b", "runs", "later", why)], "without it, the one that was there first may stay"
+
+    @pytest.mark.parametrize(
+        "changed", [{"max_jobs_per_gpu": 1}, {"default_max_slowdown": 1.0}, {"policy": "exclusive"}]
+    )
+    def test_a_running_job_that_would_get_another_gpu_does_not_wait(self, changed: dict[str, Any]) -> None:
+        driver = Driver(host(gpus=2), configured=settings(packing_bias=1.0))
+        driver.run(half("a", compute=0.2), half("b", compute=0.2))
+        [told] = tried(driver, **{"packing_bias": 1.0, **changed}).affected
+        assert (told.job_id, told.before, told.after) == ("b", "runs", "elsewhere")
+        assert told.why.startswith("alone on h1-1")
+
+    @pytest.mark.parametrize("kind", ["tenants", "queues", "other_tenants", "other_queues"])
+    @pytest.mark.parametrize(
+        ("limit", "affected"),
+        [
+            ({"most_gpus": 0.1}, {"a": "never", "b": "never"}),
+            ({"most_jobs": 0}, {"a": "later", "b": "later"}),
+            ({"most_jobs": 1}, {"b": "later"}),
+            ({"most_gpus": 0.7}, {"b": "later"}),
+            ({"most_gpus": 1.0}, {}),
+            ({"most_jobs": 2}, {}),
+        ],
+    )
+    def test_limits_that_running_jobs_would_not_meet(
+        self, kind: str, limit: dict[str, Any], affected: dict[str, str]
+    ) -> None:
+        driver = Driver(host(gpus=2))
+        driver.run(half("a", compute=0.3, queue="q", tenant="q"), half("b", compute=0.6, queue="q", tenant="q"))
+        terms = AccountSettings(**limit)
+        rules = SchedulingSettings(**{kind: terms if kind.startswith("other") else {"q": terms}})
+        before = driver.core.state.to_json()
+        now = driver.core.state.settings.model_copy(update={"scheduling": rules})
+        view = whatif.plan(driver.core, [], driver.now, now)
+        assert driver.core.state.to_json() == before
+        assert {job.job_id: job.after for job in view.affected} == affected
+
+    def test_a_limit_that_is_exceeded_already_is_no_news_of_another_setting(self) -> None:
+        driver = Driver(host(gpus=2))
+        driver.run(half("a"), half("b"))
+        closed = SchedulingSettings(other_tenants=AccountSettings(most_jobs=1))
+        driver.do(SettingsChanged(settings().placement, ResizeSettings(), closed))
+        assert tried(driver, packing_bias=0.3).affected == []
+
+    def test_a_gpu_that_is_kept_for_somebody_is_no_place_for_a_running_job(self) -> None:
+        driver = Driver(host(gpus=2), configured=settings(packing_bias=1.0))
+        driver.run(half("a", compute=0.2), half("b", compute=0.2))
+        driver.core.state.moves.claim("a", ("h1-1",), driver.now + 60.0)
+        [told] = tried(driver, packing_bias=1.0, max_jobs_per_gpu=1).affected
+        assert (told.job_id, told.after) == ("b", "later")
 
     def test_running_jobs_that_are_still_being_measured_are_not_counted_against_it(self) -> None:
         driver = Driver(host())
