@@ -23,5 +23,10 @@ def named(place: Place) -> str:
     return f"line {place}" if isinstance(place, int) else place
 
 
+def counted(number: int, thing: str) -> str:
+    """Return so many things in words: "1 job", "1,200 jobs"."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
 class SimulationError(Exception):
     """The simulation cannot go on, or a policy did what is impossible. The message says what."""

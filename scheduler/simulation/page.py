@@ -77,8 +77,12 @@ _FIGURES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
 )
 
 
-def render(results: Sequence[Result]) -> str:
+def render(results: Sequence[Result], failed: Sequence[str] = ()) -> str:
     """Return the page of simulations of the same trace on the same cluster.
+
+    Args:
+        results: One of each policy.
+        failed: What became of policies that have no result, one text each.
 
     Raises:
         ValueError: There is no result.
@@ -93,7 +97,7 @@ def render(results: Sequence[Result]) -> str:
     )
     sections = (_figures, _distributions, _over_time, _gantt)
     body = "\n".join("".join(section(results)) for section in sections)
-    told = "\n".join(f"<p class='remark'>{escape(each)}.</p>" for each in results[0].remarks)
+    told = "\n".join(f"<p class='remark'>{escape(each)}.</p>" for each in (*results[0].remarks, *failed))
     return _PAGE.substitute(
         plotly=get_plotlyjs(), title=escape(world.trace.name), source=source, remarks=told, body=body
     )

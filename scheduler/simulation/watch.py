@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from cotenant.scheduler.simulation.errors import counted
+
 if TYPE_CHECKING:
     from cotenant.scheduler.simulation.world import Run, World
 
@@ -41,7 +43,8 @@ def stalled(world: World) -> str:
     """Say that nothing happens any more."""
     waiting = _unfinished(world)
     some = ", ".join(run.job.job_id for run in waiting[:5]) + (" …" if len(waiting) > 5 else "")
-    return f"at {world.now:.0f} s nothing happens any more and {len(waiting)} jobs have not ended: {some}"
+    have = "has" if len(waiting) == 1 else "have"
+    return f"at {world.now:,.0f} s nothing happens any more and {counted(len(waiting), 'job')} {have} not ended: {some}"
 
 
 def fruitless(world: World) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from cotenant.scheduler.simulation.world import World
 
 GIB = 1 << 30
-REPORT_HTML = "report.html"
+REPORT_HTML, SUMMARY = "report.html", "summary.json"
 _DAY_S = 86_400.0
 _MOST = 1e6  # hours or days between two faults, GiB
 
@@ -41,9 +42,9 @@ def simulate(
         str, typer.Option("--gpus", metavar="N | TYPE:N,…", help="Number of GPUs, or numbers of several types.")
     ] = "8",
     out: Annotated[Path, typer.Option("--out", help="Folder for the results and report.html.")],
-    gpus_per_host: Annotated[int, typer.Option("--gpus-per-host", min=1, help="GPUs of one host.")] = 8,
+    gpus_per_host: Annotated[int, typer.Option("--gpus-per-host", help="GPUs of one host.")] = 8,
     gpu_memory: Annotated[
-        float, typer.Option("--gpu-memory", metavar="GIB", min=0.001, help="Memory of a GPU that jobs may use.")
+        float, typer.Option("--gpu-memory", metavar="GIB", help="Memory of a GPU that jobs may use.")
     ] = 24.0,
     form: Annotated[
         str | None, typer.Option("--format", help="Form of the trace; default: told by its columns.")
@@ -65,32 +66,36 @@ def simulate(
         str | None, typer.Option("--known-column", help="Column of --pairs that 'cotenant' is told; default: none.")
     ] = None,
     restart_cost: Annotated[
-        float, typer.Option("--restart-cost", metavar="S", min=0.0, help="Work lost by a suspension or a move.")
+        float, typer.Option("--restart-cost", metavar="S", help="Work lost by a suspension or a move.")
     ] = 60.0,
     job_mtbf: Annotated[
-        float | None, typer.Option("--job-mtbf", metavar="HOURS", min=0.001, help="Mean run time between crashes.")
+        float | None, typer.Option("--job-mtbf", metavar="HOURS", help="Mean run time between crashes.")
     ] = None,
     node_mtbf: Annotated[
-        float | None, typer.Option("--node-mtbf", metavar="DAYS", min=0.001, help="Mean time between losses of a host.")
+        float | None, typer.Option("--node-mtbf", metavar="DAYS", help="Mean time between losses of a host.")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first jobs of the trace.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")] = 0,
+    limit: Annotated[int | None, typer.Option("--limit", help="Only the first jobs of the trace.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as plain JSON.")] = False,
 ) -> None:
     """Run a trace of jobs through one or several schedulers in virtual time and compare them."""
-    from cotenant.scheduler.simulation.errors import SimulationError  # noqa: PLC0415
-    from cotenant.scheduler.simulation.page import render  # noqa: PLC0415 - imports plotly
     from cotenant.scheduler.simulation.rows import LONGEST_S  # noqa: PLC0415
     from cotenant.scheduler.simulation.simulate import Scenario, policy_names  # noqa: PLC0415
     from cotenant.scheduler.simulation.simulate import simulate as run  # noqa: PLC0415 - imports pandas
+    from cotenant.scheduler.simulation.workload import MOST_GPUS  # noqa: PLC0415
     from cotenant.scheduler.simulation.world import Costs, Faults  # noqa: PLC0415
 
     names = list(dict.fromkeys(name.strip() for name in policy.split(",")))
     for name in names:
         if name not in policy_names():
             raise NotAccepted("policy", name, f"some of {', '.join(policy_names())}, with commas between")
-    _limited({"gpu-memory": (gpu_memory, _MOST), "restart-cost": (restart_cost, LONGEST_S)})
-    _limited({"job-mtbf": (job_mtbf, _MOST), "node-mtbf": (node_mtbf, _MOST)})
+    _limited("gpus-per-host", gpus_per_host, 1, MOST_GPUS)
+    _limited("gpu-memory", gpu_memory, 0.001, _MOST)
+    _limited("restart-cost", restart_cost, 0, LONGEST_S)
+    _limited("job-mtbf", job_mtbf, 0.001, _MOST)
+    _limited("node-mtbf", node_mtbf, 0.001, _MOST)
+    _limited("limit", limit, 1)
+    _limited("seed", seed, 0)
     settings = settings_of(config)
     scenario = Scenario(
         _trace(trace, form, limit),
@@ -109,26 +114,62 @@ def simulate(
     if known.speeds and not settings.placement.speeds:
         placement = settings.placement.model_copy(update={"speeds": known.speeds})
         settings = settings.model_copy(update={"placement": placement})
+
+    def one(name: str) -> Result:
+        with _progress(name) as look:
+            watched = replace(known.scenario, look=look)
+            return run(watched, name, models=known.models, seed=seed, settings=settings, rates=known.rates)
+
+    _compare(names, one, out, as_json=as_json)
+
+
+def _compare(names: Sequence[str], one: Callable[[str], Result], out: Path, *, as_json: bool) -> None:
+    """Simulate the policies and write what comes of each: one that cannot end takes nothing from the others."""
+    from cotenant.scheduler.simulation.errors import SimulationError  # noqa: PLC0415
+    from cotenant.scheduler.simulation.page import render  # noqa: PLC0415 - imports plotly
+
     results: list[Result] = []
-    try:
-        for name in names:
-            with _progress(name) as look:
-                watched = replace(known.scenario, look=look)
-                results.append(run(watched, name, models=known.models, seed=seed, settings=settings, rates=known.rates))
-            if not as_json:
-                typer.echo(_line(results[-1]))
-    except SimulationError as error:
-        raise CotenantError(str(error)) from error
-    try:
-        for result in results:
-            result.write(out / result.policy)
-        (out / REPORT_HTML).write_text(render(results), encoding="utf-8")
-    except OSError as error:
-        raise CotenantError(f"out: {out} cannot be written: {error.strerror}") from error
+    failed: list[str] = []
+    for name in names:
+        try:
+            result = one(name)
+        except SimulationError as error:
+            failed.append(f"{name}: {error}")
+            continue
+        results.append(result)
+        if not as_json:
+            typer.echo(_line(result))
+        with _writing(out):
+            result.write(out / name)
+    if results:
+        with _writing(out):
+            (out / REPORT_HTML).write_text(render(results, failed), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps([result.summary() for result in results], indent=2, allow_nan=False))
-        return
-    typer.echo(f"written: {out / REPORT_HTML}")
+    elif results:
+        typer.echo(f"written: {out / REPORT_HTML}")
+    _name_stale(out, [result.policy for result in results])
+    if failed:
+        raise CotenantError(". ".join(failed))
+
+
+def _name_stale(out: Path, written: Sequence[str]) -> None:
+    """Say which results of an earlier simulation the folder keeps: of other work, for all that is known."""
+    from cotenant.scheduler.simulation.simulate import policy_names  # noqa: PLC0415
+
+    stale = [name for name in policy_names() if name not in written and (out / name / SUMMARY).is_file()]
+    if not written and (out / REPORT_HTML).is_file():
+        stale.insert(0, REPORT_HTML)
+    if stale:
+        _render.note(f"{out} keeps results of an earlier simulation: {', '.join(stale)}")
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CotenantError(f"out: {out} cannot be written: {error.strerror}") from error
 
 
 @contextmanager
@@ -166,6 +207,8 @@ def _cluster(gpus: str, per_host: int, memory_gib: float) -> Cluster:
         kind, colon, number = part.strip().rpartition(":")
         if not number.isdecimal() or len(number) > 20 or int(number) < 1 or (colon and not kind):
             raise NotAccepted("gpus", gpus, "a number such as 64, or types with numbers such as v100:8,k80:24")
+        if (kind or "gpu") in dict(counts):
+            raise NotAccepted("gpus", gpus, f"each type once: {kind or 'gpu'} comes twice")
         counts.append((kind or "gpu", int(number)))
     if sum(number for _, number in counts) > MOST_GPUS:
         raise NotAccepted("gpus", gpus, f"at most {MOST_GPUS:,} GPUs")
@@ -275,7 +318,8 @@ def _speeds(text: str, cluster: Cluster) -> dict[str, float]:
 
     types = list(dict.fromkeys(node.gpu_type for node in cluster.nodes))
     given = [part.strip().partition("=") for part in text.split(",")]
-    wanted = f"a speed from 0.000001 to 1000000 for each of {', '.join(types)}, such as {types[0]}=1"
+    example = ",".join(f"{name}={1 if name == types[0] else 0.5}" for name in types)
+    wanted = f"a speed from 0.000001 to 1000000 for each of {', '.join(types)}, such as {example}"
     if sorted(name for name, _, _ in given) != sorted(types):
         raise NotAccepted("speeds", text, wanted)
     try:
@@ -284,11 +328,11 @@ def _speeds(text: str, cluster: Cluster) -> dict[str, float]:
         raise NotAccepted("speeds", text, wanted) from error
 
 
-def _limited(options: Mapping[str, tuple[float | None, float]]) -> None:
-    """Refuse numbers above their limit, by name of the option."""
-    for name, (number, most) in options.items():
-        if number is not None and number > most:
-            raise NotAccepted(name, number, f"a number of at most {most:g}")
+def _limited(option: str, number: float | None, least: float, most: float = math.inf) -> None:
+    """Refuse a number beyond the limits of an option."""
+    if number is not None and not least <= number <= most:
+        words = f"a number of at least {least:g}" + ("" if most == math.inf else f" and at most {most:g}")
+        raise NotAccepted(option, number, words)
 
 
 def _line(result: Result) -> str:

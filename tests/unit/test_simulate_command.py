@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.testing import CliRunner, Result
 from cotenant.cli import app
 from cotenant.scheduler.simulation.errors import SimulationError
 from cotenant.scheduler.simulation.page import render
+from cotenant.scheduler.simulation.policies.queueing import Srtf
 from cotenant.scheduler.simulation.simulate import Scenario, simulate
 from cotenant.scheduler.simulation.traces import write_own
 from cotenant.scheduler.simulation.truth import NoInterference
@@ -85,6 +87,82 @@ def test_a_policy_that_is_named_twice_runs_once(command: Callable[..., Result], 
     result = command(own(job("a", **LIGHT)), "--gpus", "1", "--policy", "fifo,srtf, fifo")
     assert result.exit_code == 0
     assert [line.partition(": mean")[0] for line in result.stdout.splitlines() if ": mean" in line] == ["fifo", "srtf"]
+
+
+@pytest.mark.parametrize("option", ["--gpus-per-host", "--gpu-memory", "--restart-cost", "--job-mtbf", "--node-mtbf"])
+@pytest.mark.parametrize("number", ["-1", "1e300", "nan", "inf"])
+def test_numbers_beyond_their_limits_are_refused_as_everything_is(
+    command: Callable[..., Result], own: Callable[..., Path], option: str, number: str
+) -> None:
+    if option == "--gpus-per-host":
+        number = "1000001" if number == "inf" else "0"
+    result = command(own(job("a")), option, number)
+    assert (result.exit_code, result.stdout) == (1, "")
+    name = option.removeprefix("--")
+    assert re.search(rf"{name}: \S+ is not accepted; give a number of at least \S+ and at most", result.stderr)
+
+
+@pytest.mark.parametrize(("option", "least"), [("--limit", 1), ("--seed", 0)])
+def test_so_are_counts(command: Callable[..., Result], own: Callable[..., Path], option: str, least: int) -> None:
+    result = command(own(job("a")), option, str(least - 1))
+    words = f"{option.removeprefix('--')}: {least - 1} is not accepted; give a number of at least {least}"
+    assert (result.exit_code, result.stderr.endswith(f"{words}\n")) == (1, True)
+
+
+@pytest.mark.parametrize("gpus", ["v100:2,v100:3", "8,8", "k80:1,v100:2,k80:1", "gpu:1,1"])
+def test_a_gpu_type_that_is_named_twice_is_refused(
+    command: Callable[..., Result], own: Callable[..., Path], gpus: str
+) -> None:
+    result = command(own(job("a")), "--gpus", gpus)
+    assert result.exit_code == 1
+    assert f"gpus: {gpus!r} is not accepted; give each type once: " in result.stderr
+
+
+# -- several policies in one folder -------------------------------------------------------------------------------
+
+CRASHES = ["--gpus", "1", "--job-mtbf", "0.001"]  # in 3.6 s on average: a long job gets nowhere
+
+
+@pytest.mark.parametrize("policies", [("fifo", "srtf"), ("srtf", "fifo")])
+def test_a_policy_that_cannot_end_takes_nothing_from_the_others(
+    command: Callable[..., Result],
+    own: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policies: tuple[str, str],
+) -> None:
+    def idle(policy: Srtf, desk: object) -> None: ...
+
+    monkeypatch.setattr(Srtf, "schedule", idle)
+    result = command(own(job("a", **LIGHT)), "--gpus", "1", "--policy", ",".join(policies))
+    why = "srtf: at 0 s nothing happens any more and 1 job has not ended: a"
+    assert (result.exit_code, why in result.stderr) == (1, True)
+    assert "fifo: mean completion 100 s" in result.stdout
+    assert run_s(tmp_path / "out" / "fifo" / "jobs.csv") == {"a": 100.0}
+    report = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert f"<p class='remark'>{why}.</p>" in report
+    result = command(tmp_path / "own.json", "--gpus", "1", "--policy", ",".join(policies), "--json")
+    assert (result.exit_code, [each["policy"] for each in json.loads(result.stdout)]) == (1, ["fifo"])
+
+
+def test_every_policy_that_cannot_end_is_named(
+    command: Callable[..., Result], own: Callable[..., Path], tmp_path: Path
+) -> None:
+    result = command(own(job("a", length=1e6)), "--policy", "fifo,srtf", *CRASHES)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.search(r"fifo: at .*\. srtf: at ", result.stderr.replace("\n", " "))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_results_of_an_earlier_simulation_that_stay_in_the_folder_are_named(
+    command: Callable[..., Result], own: Callable[..., Path]
+) -> None:
+    path = own(job("a", length=1e6))
+    said = "keeps results of an earlier simulation: "
+    assert said not in command(path, "--gpus", "1", "--policy", "fifo,srtf,static").stderr
+    assert f"{said}srtf, static\n" in command(path, "--gpus", "1", "--policy", "fifo").stderr
+    assert f"{said}report.html, fifo, srtf, static\n" in command(path, *CRASHES, "--policy", "fifo").stderr
+    assert said not in command(path, "--gpus", "1", "--policy", "fifo,srtf,static").stderr
 
 
 # -- throughputs --------------------------------------------------------------------------------------------------
@@ -223,7 +301,7 @@ def test_the_core_is_told_the_speeds_unless_the_settings_say_others(
 )
 def test_speeds_that_cannot_be_are_refused(command: Callable[..., Result], own: Callable[..., Path], text: str) -> None:
     result = command(own(job("a")), "--gpus", "k80:1,v100:1", "--speeds", text)
-    wanted = "a speed from 0.000001 to 1000000 for each of k80, v100, such as k80=1"
+    wanted = "a speed from 0.000001 to 1000000 for each of k80, v100, such as k80=1,v100=0.5"
     assert (result.exit_code, f"speeds: {text!r} is not accepted; give {wanted}" in result.output) == (1, True)
 
 

@@ -187,7 +187,7 @@ def test_a_policy_that_never_starts_anything_is_noticed() -> None:
         def schedule(self, desk: object) -> None:
             pass
 
-    with pytest.raises(SimulationError, match="at 0 s nothing happens any more and 1 jobs have not ended: a"):
+    with pytest.raises(SimulationError, match="at 0 s nothing happens any more and 1 job has not ended: a"):
         run(Lazy(), [job("a")])  # type: ignore[arg-type]
 
 
