@@ -88,20 +88,22 @@ class Cotenant:
                 gentle = _gentle(every, float(empty.harm.min()))
             chosen = choose(gentle, request, -gentle.harm, protect=True, bias=bias)
             if chosen is not None:
-                return _placement(looked, chosen, settings, "an empty GPU for everybody who waits")
+                return _placement(looked, chosen, settings, "empty, so that nobody is slowed")
         if every is None:
             every = empty.joined(looked.shared())
         chosen = choose(every, request, every.gain, protect=False, bias=bias)
         if chosen is None:
             return looked.refusal(every)
-        return _placement(looked, chosen, settings, _why_alone(request))
+        return _placement(looked, chosen, settings, _why_alone(request, every))
 
 
-def _why_alone(request: Request) -> str:
+def _why_alone(request: Request, every: Candidates) -> str:
     if request.exclusive:
         return "it wants GPUs of its own"
     if request.profile.source == "unknown":
         return "to be measured first, since nothing is known of what it uses"
+    if not np.any(every.fleet.crowd[every.places]):
+        return "no GPU that others use can take it as well"
     return "no neighbour would gain more than it costs"
 
 

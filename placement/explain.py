@@ -189,7 +189,9 @@ def _help_gpus(errors: Sequence[FitError]) -> str:
 
 _CLUSTER: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "quota_gpus": _details,
+    "quota_whole": _details,
     "quota_jobs": _details,
+    "quota_closed": _details,
     "gpus_never": _gpus_never,
     "gpus_to_come": _gpus_to_come,
     "too_few_gpus": _too_few_gpus,
@@ -250,5 +252,7 @@ _HELP: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "gpus_never": _help_gpus,
     "gpus_to_come": _says("wait for nodes that Ray's autoscaler adds, if it has a node type as large"),
     "quota_gpus": _help_quota,
+    "quota_whole": _says("give both gpu_memory and compute, so that the job need not take whole GPUs to be measured"),
     "quota_jobs": _help_quota,
+    "quota_closed": _says("have an administrator open it: its limit is 0 jobs"),
 }

@@ -145,7 +145,9 @@ FitErrorKind = Literal[
     "gpus_never",
     "gpus_to_come",
     "quota_gpus",
+    "quota_whole",
     "quota_jobs",
+    "quota_closed",
 ]
 
 

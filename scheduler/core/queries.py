@@ -13,7 +13,8 @@ from cotenant.placement.explain import explain as fold
 from cotenant.placement.explain import memory_text, would_help
 from cotenant.scheduler.core import colocation, outgrown
 from cotenant.scheduler.core.accounts import KINDS, Account, Kind, busy, fair_share, name_of, terms_of
-from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, tell, waiting_outlook
+from cotenant.scheduler.core.advice import more_help, outlook_of
+from cotenant.scheduler.core.deadlines import span, tell
 from cotenant.scheduler.core.freezable import doubt
 from cotenant.scheduler.core.growth import refused_growth
 from cotenant.scheduler.core.interruptions import (
@@ -225,7 +226,7 @@ def explain(
     details.extend(f"{ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
     helps = would_help(job.fit_errors or state.line.why(job_id))
     if not job.state.terminal:
-        helps.extend(_more_help(state, job, now))
+        helps.extend(more_help(state, job, now, crowded=has_neighbours(state, job)))
     return Explanation(
         job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps, slowdown=slower
     )
@@ -325,29 +326,9 @@ def _count(gpus: int) -> str:
     return f"{gpus} GPU{'s' if gpus != 1 else ''}"
 
 
-def _more_help(state: State, job: Job, now: float) -> list[str]:
-    """Return what could be changed beside what the refusal says: about its deadline, about GPUs held for another."""
-    helps: list[str] = []
-    outlook, held = _outlook(state, job, now), state.reservation
-    if outlook is not None and outlook.lost and outlook.left_s > 0.0 and outlook.alone_s is not None:
-        helps.append(f"a deadline at least {span(outlook.alone_s - outlook.left_s)} later")
-    elif outlook is not None and outlook.at_risk and outlook.alone_s is not None:
-        helps.append(f"fewer neighbours: alone it needs {span(outlook.alone_s)}" if job.lease else "a higher priority")
-    may_backfill = held is not None and held.job_id != job.spec.job_id and held.starts_by is not None
-    if job.lease is None and may_backfill and job.spec.hints.expected_duration_s is None:
-        helps.append("give expected_duration: a job known to be gone in time may use held GPUs")
-    return helps
-
-
-def _outlook(state: State, job: Job, now: float) -> Outlook | None:
-    if job.lease is None:
-        return waiting_outlook(job.spec.hints, now, job.done_s)
-    return running_outlook(job, state.progress.get(job.spec.job_id), now)
-
-
 def _deadline(state: State, job: Job, now: float) -> list[str]:
     """Say whether the job will make its deadline; nothing without one."""
-    outlook = _outlook(state, job, now)
+    outlook = outlook_of(state, job, now)
     return [] if outlook is None else [tell(outlook)]
 
 

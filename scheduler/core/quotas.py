@@ -14,7 +14,7 @@ from cotenant.scheduler.core.accounts import KINDS, Accounts, Kind, asked_of, na
 from cotenant.scheduler.core.model import Hints
 
 TOLERANCE = 1e-9
-QUOTA_KINDS = frozenset({"quota_gpus", "quota_jobs"})
+QUOTA_KINDS = frozenset({"quota_gpus", "quota_whole", "quota_jobs", "quota_closed"})
 _Key = tuple[Kind, str]
 
 
@@ -55,16 +55,20 @@ class Quotas:
         for kind, name, terms in self._limited(hints):
             held = self._of(kind, name)
             if terms.most_jobs is not None and held.jobs >= terms.most_jobs:
-                detail = f"{kind} {name} runs {held.jobs} of {terms.most_jobs} jobs"
-                errors.append(FitError("quota_jobs", None, held.jobs + 1, terms.most_jobs, detail=detail))
+                errors.append(_of_jobs(f"{kind} {name}", held.jobs, terms.most_jobs))
             if terms.most_gpus is None:
                 continue
             asked = request.gpus * min(self._asked(request), default=0.0)
             never = asked > terms.most_gpus + TOLERANCE
             if never or held.gpus + asked > terms.most_gpus + TOLERANCE:
-                detail = f"{kind} {name} holds {held.gpus:.2f} of {terms.most_gpus:g} GPUs, the job takes {asked:.2f}"
-                errors.append(FitError("quota_gpus", None, asked, terms.most_gpus - held.gpus, never, detail))
+                whole = self._whole_for_want_of_hints(request, hints)
+                errors.append(_of_gpus(f"{kind} {name}", held.gpus, terms.most_gpus, asked, whole=whole))
         return NoFit(request.job_id, tuple(errors), any(error.never for error in errors)) if errors else None
+
+    def _whole_for_want_of_hints(self, request: Request, hints: Hints) -> bool:
+        """Whether the job takes whole GPUs only because nothing is known of it."""
+        may_share = self.settings.placement.policy == "cotenant" and not request.exclusive
+        return may_share and request.profile.source == "unknown" and None in (hints.gpu_memory, hints.compute)
 
     def within(self, request: Request, hints: Hints, gpus: Sequence[GpuView]) -> Sequence[GpuView]:
         """Return the GPUs with those closed on which the job would hold more than it may."""
@@ -114,3 +118,21 @@ class Quotas:
             account = self.accounts.by_kind[kind].get(name)
             held = self._held[kind, name] = _Held(account.held, account.jobs) if account else _Held(0.0, 0)
         return held
+
+
+def _of_jobs(whose: str, running: int, most: int) -> FitError:
+    if most == 0:
+        return FitError("quota_closed", None, running + 1, most, detail=f"{whose} is closed: its limit is 0 jobs")
+    return FitError("quota_jobs", None, running + 1, most, detail=f"{whose} runs {running} of {most} jobs")
+
+
+def _of_gpus(whose: str, held: float, most: float, asked: float, *, whole: bool) -> FitError:
+    """Return the refusal. Where the job alone is more than the limit, waiting does not help, whatever is held."""
+    never = asked > most + TOLERANCE
+    if never:
+        detail = f"the job takes {asked:.2f} GPUs, the limit of {whose} is {most:g}"
+    else:
+        detail = f"{whose} holds {held:.2f} of {most:g} GPUs, the job takes {asked:.2f}"
+    if whole:
+        detail += ", since it was never measured and does not give both gpu_memory and compute"
+    return FitError("quota_whole" if whole else "quota_gpus", None, asked, most - held, never, detail)

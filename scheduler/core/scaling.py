@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from cotenant.configs.settings import ScalingSettings
 from cotenant.placement.types import Request
+from cotenant.scheduler.core.quotas import QUOTA_KINDS
 from cotenant.scheduler.core.state import State
 
 FILL = 0.8  # of a GPU: parts of jobs do not fill one exactly
@@ -78,7 +79,7 @@ def asks_of(state: State, settings: ScalingSettings, now: float) -> list[Ask]:
     asks: list[Ask] = []
     for job in state.in_order(state.queued | state.pending):
         errors = state.refused.get(job.spec.job_id, ())
-        limited = any(error.kind in ("quota_gpus", "quota_jobs") for error in errors)
+        limited = any(error.kind in QUOTA_KINDS for error in errors)
         # Some GPUs may be too small for it; where all are, more of them would not help.
         hopeless = bool(errors) and all(error.never for error in errors)
         waits = job.not_before <= now and now - job.queued_at >= settings.wait_s

@@ -429,10 +429,25 @@ def test_cotenant_never_breaks_a_promise(asked: list[Request], bias: float, limi
     [
         (request(known=UNKNOWN), "to be measured first, since nothing is known of what it uses"),
         (request(exclusive=True), "it wants GPUs of its own"),
-        (request(), "no neighbour would gain more than it costs"),
+        (request(), "no GPU that others use can take it as well"),
     ],
 )
 def test_why_a_job_is_alone_while_others_wait(asked: Request, why: str) -> None:
     answer = place(asked, gpu("g0"), waiting=3)
     assert isinstance(answer, Placement)
     assert answer.reason == f"alone on g0: {why}"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "rules", "why"),
+    [
+        (9, {"max_jobs_per_gpu": 1, "packing_bias": 1.0}, "no GPU that others use can take it as well"),
+        (9, {"packing_bias": 0.0}, "no neighbour would gain more than it costs"),
+        (1, {"packing_bias": 0.5}, "empty, so that nobody is slowed"),
+    ],
+)
+def test_why_a_job_is_alone_beside_a_gpu_in_use(waiting: int, rules: dict[str, object], why: str) -> None:
+    """A limit that closes the other GPU was told as a neighbour that would gain too little."""
+    answer = place(request(), gpu("g0", LIGHT), gpu("g1"), waiting=waiting, tuned=tuned(**rules))
+    assert isinstance(answer, Placement)
+    assert answer.reason == f"alone on g1: {why}"

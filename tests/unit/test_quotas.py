@@ -73,7 +73,7 @@ def test_a_job_larger_than_its_limit_fails_at_once() -> None:
     driver.submit(of_tenant("a", gpus=2, compute=0.8))
     job = driver.job("a")
     assert (job.state, job.not_placeable) == ("FAILED", True)
-    assert job.reason == "the quota does not allow it: tenant ml holds 0.00 of 1.5 GPUs, the job takes 1.60"
+    assert job.reason == "the quota does not allow it: the job takes 1.60 GPUs, the limit of tenant ml is 1.5"
     helps = queries.explain(driver.core.state, "a", driver.now).would_help
     assert helps == ["ask for less, or have an administrator raise the limit"]
 

@@ -178,7 +178,7 @@ class TestOtherSettings:
         now = driver.core.state.settings.model_copy(update={"scheduling": closed})
         (job,) = whatif.plan(driver.core, [], driver.now, now).affected
         assert (job.job_id, job.after) == ("a", "never")
-        assert job.why.startswith("tenant ml holds 0.00 of 0.1 GPUs")
+        assert job.why == "the job takes 0.40 GPUs, the limit of tenant ml is 0.1"
 
     def test_hypothetical_jobs_may_take_what_a_waiting_one_would_have_had(self) -> None:
         driver = Driver(host(), configured=settings(max_jobs_per_gpu=1))

@@ -1,0 +1,77 @@
+"""What would help a job, beside what its refusal says: time, others that may make room, GPUs held for another."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cotenant.scheduler.core.board import REST
+from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, waiting_outlook
+from cotenant.scheduler.core.model import Job, JobState
+from cotenant.scheduler.core.moves import PATIENCE_S
+from cotenant.scheduler.core.priority import importance
+from cotenant.scheduler.core.quotas import QUOTA_KINDS
+from cotenant.scheduler.core.state import State
+
+
+def outlook_of(state: State, job: Job, now: float) -> Outlook | None:
+    """Return whether the job makes its deadline; None without one."""
+    if job.lease is None:
+        return waiting_outlook(job.spec.hints, now, job.done_s)
+    return running_outlook(job, state.progress.get(job.spec.job_id), now)
+
+
+def more_help(state: State, job: Job, now: float, *, crowded: bool) -> list[str]:
+    """Return what could be changed beside what the refusal says.
+
+    Args:
+        state: The state.
+        job: A job that has not ended.
+        now: Unix seconds.
+        crowded: Others are on its GPUs.
+    """
+    helps = [*_deadline(state, job, now, crowded), *(_room(state, job, now) if job.state is JobState.QUEUED else ())]
+    held = state.reservation
+    may_backfill = held is not None and held.job_id != job.spec.job_id and held.starts_by is not None
+    if job.lease is None and may_backfill and job.spec.hints.expected_duration_s is None:
+        helps.append("give expected_duration: a job known to be gone in time may use held GPUs")
+    return helps
+
+
+def _deadline(state: State, job: Job, now: float, crowded: bool) -> list[str]:
+    outlook = outlook_of(state, job, now)
+    if outlook is None or outlook.alone_s is None:
+        return []
+    if outlook.lost and outlook.left_s > 0.0:
+        return [f"a deadline at least {span(outlook.alone_s - outlook.left_s)} later"]
+    if not outlook.at_risk:
+        return []
+    if job.lease is None:
+        return ["a higher priority"]
+    if crowded:
+        return [f"fewer neighbours: alone it needs {span(outlook.alone_s)}"]
+    return ["a later deadline: it has its GPUs to itself already"]
+
+
+def _room(state: State, job: Job, now: float) -> list[str]:
+    """Say that less important jobs may be asked to make room, and from when on; see ``preemption``."""
+    job_id, rules = job.spec.job_id, state.settings.rebalance
+    if job_id in state.moves.claims:
+        return ["nothing need be done: GPUs are kept for it, and it starts once those on them have left"]
+    errors = state.line.why(job_id)
+    barred = not errors or any(error.kind in QUOTA_KINDS for error in errors) or all(error.never for error in errors)
+    if barred or not rules.enabled:
+        return []
+    savers, standing = state.savers, state.standing()
+    rows = savers.running()
+    rest_s = REST * rules.move_cost_s
+    # Whoever ends soon anyway need not be asked; of those that just started nobody knows yet.
+    rows = rows[(savers.left_s(rows, now) > 2.0 * rules.move_cost_s) | (now - savers.granted_at(rows) < rest_s)]
+    if state.settings.checkpoints.directory is None:
+        rows = rows[savers.on_one_host(rows)]
+    rows = rows[savers.values(rows, now, standing) * rules.priority_factor <= importance(job, now, standing)]
+    if not len(rows):
+        return []
+    wait_s = max(job.queued_at + PATIENCE_S, float(np.min(savers.granted_at(rows))) + rest_s) - now
+    who = f"{len(rows)} less important job{'s' if len(rows) != 1 else ''} that can save"
+    when = f"in {span(wait_s)} at the earliest" if wait_s > 0.0 else "where that gives it a place"
+    return [f"wait: {who} may be asked to make room for it, {when}"]

@@ -1,0 +1,99 @@
+"""What ``explain`` says would help: never what cannot, and what is under way anyway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduling import GIB, Driver, gone, half, host, on, saver, settings, spec
+
+from cotenant.configs.settings import AccountSettings, RebalanceSettings, SchedulingSettings, Settings
+from cotenant.scheduler.core import queries
+from cotenant.scheduler.core.events import Tick
+
+OPEN_IT = "have an administrator open it: its limit is 0 jobs"
+GIVE_BOTH = "give both gpu_memory and compute, so that the job need not take whole GPUs to be measured"
+ASK_FOR_LESS = "ask for less, or have an administrator raise the limit"
+WAIT = "wait for one of these jobs to end, or have an administrator raise the limit"
+
+
+def helps(driver: Driver, job_id: str) -> list[str]:
+    return queries.explain(driver.core.state, job_id, driver.now).would_help
+
+
+def limited(**terms: Any) -> Settings:
+    return settings().model_copy(update={"scheduling": SchedulingSettings(other_tenants=AccountSettings(**terms))})
+
+
+@pytest.mark.parametrize(
+    ("terms", "hints", "told", "advice"),
+    [
+        ({"most_jobs": 0}, {"compute": 0.5, "gpu_memory": GIB}, "is closed: its limit is 0 jobs", OPEN_IT),
+        ({"most_jobs": 1}, {"compute": 0.5, "gpu_memory": GIB}, "runs 1 of 1 jobs", WAIT),
+        ({"most_gpus": 0.4}, {"compute": 0.5, "gpu_memory": GIB}, "limit of tenant default is 0.4", ASK_FOR_LESS),
+        ({"most_gpus": 0.4}, {}, "limit of tenant default is 0.4, since it was never measured", GIVE_BOTH),
+        ({"most_gpus": 0.4}, {"compute": 0.2}, "limit of tenant default is 0.4, since it was never", GIVE_BOTH),
+        ({"most_gpus": 1.2}, {}, "the job takes 1.00, since it was never measured", GIVE_BOTH),
+        ({"most_gpus": 0.4}, {"isolation": "hard"}, "limit of tenant default is 0.4", ASK_FOR_LESS),
+    ],
+)
+def test_a_limit_says_what_helps_against_it(
+    terms: dict[str, Any], hints: dict[str, Any], told: str, advice: str
+) -> None:
+    driver = Driver(host(gpus=4), configured=limited(**terms))
+    driver.run(spec("there", compute=0.3, gpu_memory=GIB))
+    driver.submit(spec("a", **hints))
+    assert told in queries.explain(driver.core.state, "a", driver.now).summary
+    assert helps(driver, "a") == [advice]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_fewer_neighbours_help_only_who_has_some(alone: bool) -> None:
+    driver = Driver(host())
+    driver.run(half("a", compute=0.3, deadline_s=driver.now + 115.0, expected_duration_s=100.0))
+    if not alone:
+        driver.run(half("b", compute=0.3))
+    driver.now += 10.0
+    advice = helps(driver, "a")
+    assert any("fewer neighbours" in each for each in advice) is not alone
+    assert alone is (advice == ["a later deadline: it has its GPUs to itself already"])
+
+
+class TestRoom:
+    """Less important jobs that save make room for whoever has waited for a while."""
+
+    def test_it_is_said_beforehand_when_that_may_be_and_while_it_is_done(self) -> None:
+        driver = Driver(host())
+        driver.run(saver("low", priority="low"))
+        driver.do(Tick(), after_s=1000.0)
+        driver.submit(spec("high", priority="high", isolation="hard"))
+        assert helps(driver, "high")[-1] == (
+            "wait: 1 less important job that can save may be asked to make room for it, in 30 s at the earliest"
+        )
+        driver.do(Tick(), after_s=31.0)
+        assert driver.state("low") == "STOPPING"
+        assert helps(driver, "high")[-1].startswith("nothing need be done: GPUs are kept for it")
+        driver.do(gone(driver, "low"))
+        assert on(driver, "high") == ["h1-0"]
+        why = queries.explain(driver.core.state, "high", driver.now)
+        assert not any("everybody" in each for each in why.details), "low waits"
+
+    def test_one_that_just_started_has_its_rest_first(self) -> None:
+        driver = Driver(host())
+        driver.run(saver("low", priority="low"))
+        driver.submit(spec("high", priority="high", isolation="hard"))
+        assert helps(driver, "high")[-1].endswith("in 5 min at the earliest")
+
+    @pytest.mark.parametrize("why", ["does not save", "as important", "disabled", "over quota"])
+    def test_nothing_is_promised_where_nobody_makes_room(self, why: str) -> None:
+        configured = limited(most_jobs=1) if why == "over quota" else settings()
+        if why == "disabled":
+            configured = configured.model_copy(update={"rebalance": RebalanceSettings(enabled=False)})
+        driver = Driver(host(), configured=configured)
+        low = {"priority": "normal" if why == "as important" else "low"}
+        driver.run(half("low", isolation="hard", **low) if why == "does not save" else saver("low", **low))
+        driver.do(Tick(), after_s=1000.0)
+        high = "normal" if why == "as important" else "high"
+        driver.submit(spec("high", priority=high, isolation="hard"))
+        assert driver.state("high") == "QUEUED"
+        assert not any("make room" in each for each in helps(driver, "high"))
