@@ -97,7 +97,8 @@ def render(results: Sequence[Result], failed: Sequence[str] = ()) -> str:
     )
     sections = (_figures, _distributions, _over_time, _gantt)
     body = "\n".join("".join(section(results)) for section in sections)
-    told = "\n".join(f"<p class='remark'>{escape(each)}.</p>" for each in (*results[0].remarks, *failed))
+    remarks = dict.fromkeys(remark for result in results for remark in result.remarks)
+    told = "\n".join(f"<p class='remark'>{escape(each)}.</p>" for each in (*remarks, *failed))
     return _PAGE.substitute(
         plotly=get_plotlyjs(), title=escape(world.trace.name), source=source, remarks=told, body=body
     )

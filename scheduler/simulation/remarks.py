@@ -5,14 +5,41 @@ from __future__ import annotations
 from cotenant.scheduler.simulation.truth import NoInterference, Truth
 from cotenant.scheduler.simulation.workload import Cluster, Trace
 
+CORE = "cotenant"  # the name of the shipped core among the policies
+
 
 def remarks(trace: Trace, cluster: Cluster, truth: Truth) -> list[str]:
     """Return what the input leaves out, one text each: rows that are no jobs, and what nobody said and is assumed."""
     found = [f"left out of the trace: {what} ({count:,})" for what, count in trace.left_out.items()]
-    types = sorted({node.gpu_type for node in cluster.nodes})
-    jobs = {(job.workload, job.gpus) for job in trace.jobs}
-    if len(types) > 1 and all(len({truth.alone(name, each, gpus) for each in types}) == 1 for name, gpus in jobs):
-        found.append(f"all GPU types run alike ({', '.join(types)}): nothing was said of their speeds")
+    found += _of_types(trace, cluster, truth)
     if isinstance(truth, NoInterference):
         found.append("jobs that share a GPU do not slow each other down: nothing was said of pairs")
+    return found
+
+
+def remarks_on(policy: str, trace: Trace) -> list[str]:
+    """Return what the trace leaves out that this policy goes by."""
+    nameless = sum(not job.workload for job in trace.jobs)
+    if policy != CORE or not nameless:
+        return []
+    who = "no job names" if nameless == len(trace.jobs) else f"{nameless:,} of {len(trace.jobs):,} jobs do not name"
+    each = "each" if nameless == len(trace.jobs) else "each of these"
+    return [
+        f"{who} a workload: {CORE} takes {each} for a program that it has never seen, and starts it alone on its GPUs"
+    ]
+
+
+def _of_types(trace: Trace, cluster: Cluster, truth: Truth) -> list[str]:
+    """Say that GPU types run alike where nobody said otherwise, and what figures compare with where they do not."""
+    types = sorted({node.gpu_type for node in cluster.nodes})
+    jobs = {(job.workload, job.gpus) for job in trace.jobs}
+    speeds = {each: {truth.alone(name, each, gpus) for name, gpus in jobs} for each in types}
+    if len(types) > 1 and all(len({truth.alone(name, each, gpus) for each in types}) == 1 for name, gpus in jobs):
+        found = [f"all GPU types run alike ({', '.join(types)}): nothing was said of their speeds"]
+    else:
+        found = []
+    if any(each - {1.0} for each in speeds.values()):
+        full = [each for each in types if not speeds[each] - {1.0}]
+        what = f"GPUs of the speed 1 ({', '.join(full) or 'none is here'})"
+        found.append(f"run times of the trace, and so run/duration and GPU time saved, are those on {what}")
     return found

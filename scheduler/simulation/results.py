@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cotenant.scheduler.simulation.remarks import remarks
+from cotenant.scheduler.simulation.remarks import remarks, remarks_on
 from cotenant.scheduler.simulation.world import Run, World
 
 Floats = NDArray[np.float64]
@@ -38,7 +38,8 @@ class Result:
     @property
     def remarks(self) -> list[str]:
         """What whoever reads these figures must know of the input."""
-        return remarks(self.world.trace, self.world.cluster, self.world.truth)
+        trace = self.world.trace
+        return [*remarks(trace, self.world.cluster, self.world.truth), *remarks_on(self.policy, trace)]
 
     def jobs(self) -> pd.DataFrame:
         """One row per job, in order of submission; a job that never ended has NaN where its end would count."""

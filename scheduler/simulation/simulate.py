@@ -13,7 +13,7 @@ from cotenant.scheduler.core.models import ModelSource, first_models
 from cotenant.scheduler.simulation.desk import BaselinePolicy, Desk
 from cotenant.scheduler.simulation.policies import POLICIES
 from cotenant.scheduler.simulation.policies.gavel import Gavel
-from cotenant.scheduler.simulation.remarks import remarks
+from cotenant.scheduler.simulation.remarks import CORE, remarks
 from cotenant.scheduler.simulation.results import Result
 from cotenant.scheduler.simulation.sensing import Sensing
 from cotenant.scheduler.simulation.shell import CoreShell, Delays
@@ -21,7 +21,6 @@ from cotenant.scheduler.simulation.truth import NoInterference, Truth
 from cotenant.scheduler.simulation.workload import Cluster, Trace
 from cotenant.scheduler.simulation.world import Costs, Faults, World
 
-CORE = "cotenant"
 COLLECT_AT = (50_000, 20, 50)
 
 

@@ -79,6 +79,7 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as plain JSON.")] = False,
 ) -> None:
     """Run a trace of jobs through one or several schedulers in virtual time and compare them."""
+    from cotenant.scheduler.simulation.remarks import remarks_on  # noqa: PLC0415
     from cotenant.scheduler.simulation.rows import LONGEST_S  # noqa: PLC0415
     from cotenant.scheduler.simulation.simulate import Scenario, policy_names  # noqa: PLC0415
     from cotenant.scheduler.simulation.simulate import simulate as run  # noqa: PLC0415 - imports pandas
@@ -109,7 +110,8 @@ def simulate(
     )
     writable_folder(out)
     known = _known(scenario, _Sources(pairs, pairs_column, known_column, throughputs, speeds))
-    for remark in known.scenario.remarks:
+    asked = (remark for name in names for remark in remarks_on(name, known.scenario.trace))
+    for remark in dict.fromkeys((*known.scenario.remarks, *asked)):
         _render.note(remark)
     if known.speeds and not settings.placement.speeds:
         placement = settings.placement.model_copy(update={"speeds": known.speeds})

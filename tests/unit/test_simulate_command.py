@@ -35,6 +35,9 @@ TABLE = {  # steps per second: on a K80 the big one does not run; beside each ot
 }
 ALIKE = "all GPU types run alike (k80, v100): nothing was said of their speeds"
 FREE = "jobs that share a GPU do not slow each other down: nothing was said of pairs"
+COMPARED = "run times of the trace, and so run/duration and GPU time saved, are those on GPUs of the speed 1 "
+UNSEEN = "for a program that it has never seen, and starts it alone on its GPUs"
+NAMELESS = f"cotenant takes each {UNSEEN}"
 LIGHT: Mapping[str, Any] = {"workload": "light", "util": 0.2, "memory_bytes": 2 * GIB}
 
 
@@ -313,8 +316,11 @@ def test_speeds_that_cannot_be_are_refused(command: Callable[..., Result], own: 
     [
         (["--gpus", "v100:1,k80:1"], False, [ALIKE, FREE]),
         (["--gpus", "v100:1,k80:1"], True, [ALIKE]),
-        (["--gpus", "v100:1,k80:1", "--speeds", "v100=1,k80=0.2"], False, [FREE]),
-        (["--gpus", "v100:1,k80:1", "--speeds", "v100=1,k80=0.2"], True, []),
+        (["--gpus", "v100:1,k80:1", "--speeds", "v100=1,k80=0.2"], False, [f"{COMPARED}(v100)", FREE]),
+        (["--gpus", "v100:1,k80:1", "--speeds", "v100=1,k80=0.2"], True, [f"{COMPARED}(v100)"]),
+        (["--gpus", "v100:1,t4:1,a100:1", "--speeds", "v100=1,t4=1,a100=3"], True, [f"{COMPARED}(t4, v100)"]),
+        (["--gpus", "k80:2", "--speeds", "k80=0.2"], True, [f"{COMPARED}(none is here)"]),
+        (["--gpus", "v100:1,k80:1", "--speeds", "v100=2,k80=2"], True, [ALIKE, f"{COMPARED}(none is here)"]),
         (["--gpus", "2"], True, []),
     ],
 )
@@ -338,6 +344,28 @@ def test_what_is_taken_for_granted_is_said_on_the_terminal_and_in_the_report(
     assert [line.removeprefix("cotenant: ") for line in result.stderr.splitlines()] == wanted
     assert report.count("<p class='remark'>") == len(wanted)
     assert all(f"<p class='remark'>{remark}.</p>" in report for remark in wanted)
+
+
+@pytest.mark.parametrize(
+    ("named", "wanted"),
+    [
+        (0, f"no job names a workload: {NAMELESS}"),
+        (1, f"2 of 3 jobs do not name a workload: {NAMELESS.replace('each', 'each of these')}"),
+        (3, None),
+    ],
+)
+def test_why_programs_that_nobody_names_do_not_share_is_said_where_the_core_is_asked(
+    command: Callable[..., Result], own: Callable[..., Path], tmp_path: Path, named: int, wanted: str | None
+) -> None:
+    jobs = [job(f"j{number}", **LIGHT | ({} if number < named else {"workload": ""})) for number in range(3)]
+    for policies in ("fifo", "fifo,cotenant", "cotenant"):
+        result = command(own(*jobs), "--gpus", "1", "--policy", policies)
+        report = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+        said = wanted is not None and policies != "fifo"
+        assert (UNSEEN in result.stderr, UNSEEN in report) == (said, said)
+        assert not said or f"cotenant: {wanted}\n" in result.stderr
+    summary = json.loads((tmp_path / "out" / "cotenant" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["remarks"] == ([FREE] if wanted is None else [FREE, wanted])
 
 
 # -- pairs that are not known -------------------------------------------------------------------------------------
@@ -390,5 +418,5 @@ def test_the_page_takes_its_remarks_from_the_world() -> None:
     work = Scenario(trace_of("t", [job("a", workload="w")]), mixed_cluster((("v100", 1), ("k80", 1))))
     assert ALIKE in render([simulate(work, "fifo")])
     told = Scenario(work.trace, work.cluster, NoInterference({"k80": 0.5}))
-    assert told.remarks == [FREE]
+    assert told.remarks == [f"{COMPARED}(v100)", FREE]
     assert Scenario(work.trace, work.cluster, halves("w")).remarks == [ALIKE]
