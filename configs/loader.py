@@ -66,6 +66,17 @@ def accepted(key: tuple[str, ...]) -> str:
     return _options(_resolved(schema["properties"][section], definitions)["properties"][name], definitions)
 
 
+def about_names(error: ValidationError) -> str:
+    """Return, as the end of a sentence, which name is not accepted and what is; empty where names are not the fault."""
+    where = error.errors()[0]["loc"]
+    if where[-1] != "[key]":
+        return ""
+    names = "of 1 to 128 characters"
+    if where[0] == "scheduling":
+        names = "that begin with a letter or a digit, of letters, digits, '.', '_' and '-', at most 63"
+    return f"; give names {names}: {_shown(where[-2])} is none"
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = yamlfile.read(path.read_text(encoding="utf-8"))
@@ -135,6 +146,7 @@ def _validate(values: Mapping[_Path, Any], origins: Mapping[_Path, str]) -> Sett
         wrong = tuple(str(part) for part in error.errors()[0]["loc"][:2])
         raise SettingsError(
             f"{origins[wrong]}: {'.'.join(wrong)}: {_shown(values[wrong])} is not accepted; give {accepted(wrong)}"
+            f"{about_names(error)}"
         ) from error
 
 

@@ -282,7 +282,7 @@ _HINTS: Mapping[str, _Hint] = {
     "compute": _Hint(
         "compute",
         _compute,
-        'a fraction in (0, 1] (0.4) or a percentage ("40%")',
+        'a fraction in (0, 1] in plain decimals (0.4) or a percentage ("40%")',
         "Compute to guarantee on each GPU, as a fraction of its compute time.",
         "forecast",
     ),

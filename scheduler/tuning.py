@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import ValidationError
 
 from cotenant.configs import yamlfile
-from cotenant.configs.loader import accepted
+from cotenant.configs.loader import about_names, accepted
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.errors import NotAccepted
 from cotenant.scheduler.views import TuningView
@@ -78,8 +78,7 @@ def _require_known(name: object, there: Mapping[str, object], where: str) -> Non
 
 
 def _refusal(error: Exception, changes: Changes) -> NotAccepted:
-    where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else ()
-    if len(where) < 2:
+    if not isinstance(error, ValidationError) or len(where := error.errors()[0]["loc"]) < 2:
         return NotAccepted("settings", dict(changes), "values that JSON can hold")
     section, key = str(where[0]), str(where[1])
-    return NotAccepted(f"{section}.{key}", changes[section][key], accepted((section, key)))
+    return NotAccepted(f"{section}.{key}", changes[section][key], accepted((section, key)) + about_names(error))

@@ -13,6 +13,8 @@ from rich.text import Text
 from cotenant import _render
 
 if TYPE_CHECKING:
+    from cotenant.scheduler.client import Client
+    from cotenant.scheduler.tuning import Changes
     from cotenant.scheduler.views import AccountView, TuningView
 
 DOC = "List tenants and queues: limits, what they hold, what they used lately, their standing in the fair share."
@@ -27,6 +29,37 @@ def read_changes(texts: Sequence[str]) -> dict[str, dict[str, object]]:
     from cotenant.scheduler import tuning as settings  # noqa: PLC0415 - imports pydantic
 
     return settings.read_changes(texts)
+
+
+def change(client: Client, changes: Changes) -> TuningView:
+    """Change settings, and say what that does beyond what was asked: tables that shrink, jobs that fail of it."""
+    note_dropped(client, changes)
+    waiting = {job.job_id for job in client.jobs(active_only=True) if not job.shares}
+    view = client.change_tuning(changes)
+    for job in client.jobs() if waiting else ():
+        if job.job_id in waiting and job.not_placeable:
+            _render.note(f"warning: job {job.job_id} waited and has failed: {job.reason}")
+    return view
+
+
+def note_dropped(client: Client, changes: Changes) -> None:
+    """Say which names a table has now and the one in its place has not: a table is replaced as a whole."""
+    wanted = {(section, key): new for section, keys in changes.items() for key, new in keys.items()}
+    tables = {name: new for name, new in wanted.items() if name in _TABLES and isinstance(new, dict)}
+    now = client.tuning().model_dump(mode="json") if tables else {}
+    for (section, key), new in tables.items():
+        if gone := [name for name in now[section][key] if name not in new]:
+            _render.note(
+                f"warning: {section}.{key} is replaced as a whole and does not name {', '.join(gone)} any more: "
+                f"what was set there {_TABLES[section, key]}"
+            )
+
+
+_TABLES = {
+    ("scheduling", "queues"): "is gone, and other_queues counts",
+    ("scheduling", "tenants"): "is gone, and other_tenants counts",
+    ("placement", "speeds"): "is gone",
+}
 
 
 def shown(views: Sequence[AccountView]) -> RenderableType:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cotenant.scheduler.errors import CotenantError
+from cotenant.scheduler.errors import CotenantError, NotAccepted
 
 if TYPE_CHECKING:
     from cotenant.configs.settings import Settings
@@ -46,3 +46,31 @@ def writable_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CotenantError(f"out: {out} cannot be written: {error.strerror}; give another folder") from error
+
+
+def refusal_of(error: Exception) -> str:
+    """Return in one sentence what is wrong with how a command was used; values out of range as everywhere.
+
+    Empty when the help was printed instead.
+    """
+    said = str(error.format_message()) if isinstance(error, typer.TyperException) else str(error)
+    param, why = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
+    found = why()[0] if callable(why) else {}
+    words = _ACCEPTED.get(found.get("type", ""))
+    if param is None or words is None:
+        return said
+    limit = next(iter(found.get("ctx", {}).values()), "")
+    accepted = words.format(f"{limit:g}" if isinstance(limit, int | float) else limit)
+    return str(NotAccepted(max(param.opts, key=len).lstrip("-"), found["input"], accepted))
+
+
+_ACCEPTED = {  # by what Typer's checks call it
+    "greater_than_equal": "at least {}",
+    "less_than_equal": "at most {}",
+    "greater_than": "more than {}",
+    "less_than": "less than {}",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+}

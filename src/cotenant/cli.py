@@ -25,7 +25,7 @@ from cotenant._characterise import characterise
 from cotenant._evaluate import evaluate
 from cotenant._hint_options import with_hint_options
 from cotenant._models import models
-from cotenant._options import Address, AsJson, ConfigFile, JobArgument, settings_of
+from cotenant._options import Address, AsJson, ConfigFile, JobArgument, refusal_of, settings_of
 from cotenant._simulate import simulate
 from cotenant._train_coldstart import train
 from cotenant._tune import tune
@@ -57,7 +57,7 @@ class _Group(TyperGroup):
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.TyperException as error:
-            if message := error.format_message():  # empty when the help was printed instead
+            if message := refusal_of(error):  # empty when the help was printed instead
                 where = getattr(getattr(error, "ctx", None), "command_path", "cotenant")
                 message = message if message.endswith("?") else f"{message.rstrip('.')}."
                 _render.problem(f"{message} See: {where} --help")
@@ -243,6 +243,7 @@ def plan(
     jobs = [planned for job in wanted for planned in _preflight.planned_jobs(job)]
     changes = _accounts.read_changes(settings or [])
     with _client(address) as client:
+        _accounts.note_dropped(client, changes)
         view = client.plan(jobs, changes)
     if as_json:
         _render.print_json(view)
@@ -407,7 +408,7 @@ def accounts(address: Address = None, as_json: AsJson = False) -> None:
 def settings(changes: _accounts.Changed = None, address: Address = None, as_json: AsJson = False) -> None:
     wanted = _accounts.read_changes(changes or [])
     with _client(address) as client:
-        view = client.change_tuning(wanted) if wanted else client.tuning()
+        view = _accounts.change(client, wanted) if wanted else client.tuning()
     _render.print_json(view) if as_json else _render.out().print(_accounts.tuning(view))
 
 

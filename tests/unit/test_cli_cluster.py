@@ -15,9 +15,10 @@ from command_line import invoke
 from fake_client import GIB, FakeClient, job_view
 
 from cotenant.configs.settings import Settings
-from cotenant.scheduler.core.model import Hints
+from cotenant.scheduler.core.model import Hints, JobState
 from cotenant.scheduler.errors import CotenantError, NotConnected
-from cotenant.scheduler.views import JobView
+from cotenant.scheduler.tuning import Changes
+from cotenant.scheduler.views import JobView, TuningView
 
 # -- plan -------------------------------------------------------------------------------------------------------------
 
@@ -69,6 +70,13 @@ def test_settings_are_shown_and_changed(client: FakeClient) -> None:
         ("placement.confidense=0.9", "placement: 'confidense' is not accepted; give a known name; did you mean confid"),
         ("lease.ttl_s=3", "settings: 'lease' is not accepted; give one of placement, resize, scheduling"),
         ("resize.enabled=1", "resize.enabled: 1 is not accepted; give true or false"),
+        (
+            "scheduling.queues={bad name: {weight: 1}, ok: {}}",
+            "scheduling.queues: {'bad name': {'weight': 1}, 'ok': {}} is not accepted; give names, each with {weight: "
+            "a number > 0 and <= 1e+06, most_gpus: a number > 0 or null, most_jobs: a whole number >= 0 or null}; give "
+            "names that begin with a letter or a digit, of letters, digits, '.', '_' and '-', at most 63: 'bad name' "
+            "is none",
+        ),
         ("placement.speeds={V100: .inf}", "placement.speeds: {'V100': inf} is not accepted; give names, each with"),
     ],
 )
@@ -228,3 +236,35 @@ def test_stop_says_what_it_has_stopped_when_the_scheduler_is_gone(client: FakeCl
 
     client.stop = ends  # type: ignore[method-assign]
     assert invoke("stop", "job-1", "job-1") == (1, "job-1 STOPPING\n", "error: the scheduler is gone\n")
+
+
+@pytest.mark.parametrize("command", [["plan", "--set"], ["settings"]])
+def test_a_table_of_settings_that_loses_names_is_told(client: FakeClient, command: list[str]) -> None:
+    """Another limit for one queue took all limits off the others, without a word."""
+    three = "scheduling.queues={night: {weight: 2}, day: {most_gpus: 1}, closed: {most_jobs: 0}}"
+    assert invoke("settings", three)[2] == ""
+    assert invoke(*command, three)[2] == ""
+    code, _, said = invoke(*command, "scheduling.queues={night: {most_jobs: 5}}")
+    assert (code, " ".join(said.split())) == (
+        0,
+        "cotenant: warning: scheduling.queues is replaced as a whole and does not name day, closed any more: what was "
+        "set there is gone, and other_queues counts",
+    )
+
+
+def test_jobs_that_fail_of_other_settings_are_told(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = {"not_placeable": True, "reason": "the quota does not allow it", "shares": []}
+    client.known = {
+        "job-1": job_view("job-1"),
+        "job-2": job_view("job-2", JobState.QUEUED, shares=[]),
+        "job-3": job_view("job-3", JobState.FAILED, **gone),
+    }
+    change = client.change_tuning
+
+    def changed(changes: Changes) -> TuningView:
+        client.known["job-2"] = job_view("job-2", JobState.FAILED, **gone)
+        return change(changes)
+
+    monkeypatch.setattr(client, "change_tuning", changed)
+    code, _, said = invoke("settings", "scheduling.tenants={default: {most_gpus: 0.1}}")
+    assert (code, said) == (0, "cotenant: warning: job job-2 waited and has failed: the quota does not allow it\n")

@@ -260,3 +260,31 @@ def test_what_is_piped_has_no_blanks_at_the_ends_of_lines(
     assert len(lines) == 2
     assert lines == [line.rstrip() for line in lines]
     assert cells[0] in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["plan", "--count", "0"], "count: '0' is not accepted; give at least 1. See: cotenant plan --help"),
+        (["plan", "--count", "x"], "count: 'x' is not accepted; give a whole number. See: cotenant plan --help"),
+        (["plan", "--count", "1.5"], "count: '1.5' is not accepted; give a whole number. See: cotenant plan --help"),
+        (
+            ["plan", "--count", "9999999"],
+            "count: '9999999' is not accepted; give at most 1000. See: cotenant plan --help",
+        ),
+        (["ps", "--limit", "0"], "limit: '0' is not accepted; give at least 1. See: cotenant ps --help"),
+        (["ps", "-n", "-1"], "limit: '-1' is not accepted; give at least 1. See: cotenant ps --help"),
+        (["up", "--devices", "0"], "devices: '0' is not accepted; give at least 1. See: cotenant up --help"),
+        (
+            ["characterise", "cpu", "--device-memory", "0"],
+            "device-memory: '0' is not accepted; give at least 0.001. See: cotenant characterise --help",
+        ),
+        (["characterise", "cpu", "--device-memory", "x"], "device-memory: 'x' is not accepted; give a number."),
+    ],
+)
+def test_options_out_of_range_are_told_as_all_that_is_not_accepted(
+    client: FakeClient, args: list[str], told: str
+) -> None:
+    code, out, err = invoke(*args)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {told}")

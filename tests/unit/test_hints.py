@@ -68,6 +68,7 @@ ACCEPTED = [
     ("parameters", "25557032", "parameters", 25_557_032),
     ("parameters", 25_557_032, "parameters", 25_557_032),
     ("parameters", 1.1e8, "parameters", 110_000_000),
+    ("compute", "0.000000001", "compute", 1e-9),
     *(("operator_mix", value, "operator_mix", True) for value in (True, "true", "Yes", "ON", "1")),
     *(("operator_mix", value, "operator_mix", False) for value in (False, "false", "no", " off ", "0")),
     ("queue", "night", "queue", "night"),

@@ -93,6 +93,17 @@ def test_empty_file_changes_nothing(tmp_path: Path) -> None:
             "<= 1e+06, most_gpus: a number > 0 or null, most_jobs: a whole number >= 0 or null}",
         ),
         ("scheduling: {tenants: {a b: {}}}", "scheduling.tenants: {'a b': {}} is not accepted; give names, each with"),
+        (
+            "scheduling: {tenants: {a b: {}}}",
+            "scheduling.tenants: {'a b': {}} is not accepted; give names, each with {weight: a number > 0 and <= "
+            "1e+06, most_gpus: a number > 0 or null, most_jobs: a whole number >= 0 or null}; give names that "
+            "begin with a letter or a digit, of letters, digits, '.', '_' and '-', at most 63: 'a b' is none",
+        ),
+        (
+            "placement: {speeds: {'': 1.0}}",
+            "placement.speeds: {'': 1.0} is not accepted; give names, each with a number >= 1e-06 and <= 1e+06; give "
+            "names of 1 to 128 characters: '' is none",
+        ),
         ("scheduling: {other_queues: {most_jobs: 1.5}}", "scheduling.other_queues: {'most_jobs': 1.5} is not accepted"),
         ("placement: 3", "placement: 3 is not accepted; give its keys"),
         ("zzz: 3", "zzz is not a setting; give one of placement, resize"),
