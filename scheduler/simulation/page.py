@@ -11,10 +11,16 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from cotenant.scheduler.simulation.results import Result
+from cotenant.scheduler.simulation.errors import counted
+from cotenant.scheduler.simulation.results import Result, gpu_types
+from cotenant.scheduler.simulation.truth import NoInterference, Truth
+from cotenant.scheduler.simulation.workload import GIB, Cluster
+from cotenant.scheduler.simulation.world import Stint
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d31", "#7f7f7f")  # Okabe and Ito's
+DASHES = ("solid", "dash", "dot")  # of the first eight policies, the next ones, …
 _POINTS = 400  # of a curve
+_FEW = 5  # of what comes in whole numbers: each has its tick
 _GANTT_GPUS, _GANTT_BARS = 32, 1500  # more is unreadable
 
 _PAGE = Template("""<!doctype html>
@@ -35,15 +41,20 @@ h2 { font-size: 1.25rem; margin: 40px 0 8px; padding-top: 14px; border-top: 1px 
 p { margin: 0 0 12px; max-width: 90ch; }
 .soft { color: var(--soft); }
 .remark { border-left: 4px solid #d55e00; padding-left: 10px; }
-table { border-collapse: collapse; font-size: .9rem; margin-bottom: 12px; }
-th, td { padding: 5px 12px 5px 8px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+table { border-collapse: collapse; font-size: .85rem; margin-bottom: 12px; }
+th, td { padding: 5px 6px; text-align: right; border-bottom: 1px solid var(--line); }
+th { vertical-align: bottom; }
+td { white-space: nowrap; }
+.conditions td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 th:first-child, td:first-child { text-align: left; }
 td { font-variant-numeric: tabular-nums; }
 th { color: var(--soft); font-weight: 600; }
 tbody tr:nth-child(even) { background: var(--stripe); }
 .wide { overflow-x: auto; }
 .chart { width: 100%; overflow-x: auto; overflow-y: hidden; margin-bottom: 14px; }
-.chart > div { min-width: 700px; }
+.chart > div { min-width: 340px; }
+@media (max-width: 900px) { .wide::before { content: "goes on to the right →"; display: block; position: sticky;
+  left: 0; color: var(--soft); font-size: .85rem; } }
 .infolayer text, .xaxislayer-above text, .yaxislayer-above text, .legendtext { fill: var(--ink) !important; }
 .gridlayer path { stroke: var(--line) !important; }
 </style>
@@ -74,6 +85,7 @@ _FIGURES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("Jain", lambda s: f"{s['jain']:.3f}"),
     ("treated unfairly", lambda s: f"{100 * s['finish_time_fairness']['unfair']:.1f} %"),
     ("suspensions", lambda s: f"{s['suspensions']:,}"),
+    ("crashes", lambda s: f"{s['failures']:,}"),
 )
 
 
@@ -91,17 +103,39 @@ def render(results: Sequence[Result], failed: Sequence[str] = ()) -> str:
         raise ValueError("results: none were given; give at least one")
     world = results[0].world
     source = (
-        f"{len(world.runs):,} jobs on {world.cluster.gpus:,} GPUs of {len(world.cluster.nodes):,} hosts. Virtual time; "
-        "speeds of jobs that share a GPU come from the truth table the policies do not see. All figures of this page "
-        "are in each policy's summary.json."
+        f"{counted(len(world.runs), 'job')} on {_hardware(world.cluster)}. Virtual time; {_speeds(world.truth)}. "
+        "All figures of this page are in each policy's summary.json."
     )
-    sections = (_figures, _distributions, _over_time, _gantt)
+    sections = (_figures, _distributions, _over_time, _gantt, _conditions)
     body = "\n".join("".join(section(results)) for section in sections)
     remarks = dict.fromkeys(remark for result in results for remark in result.remarks)
     told = "\n".join(f"<p class='remark'>{escape(each)}.</p>" for each in (*remarks, *failed))
-    return _PAGE.substitute(
-        plotly=get_plotlyjs(), title=escape(world.trace.name), source=source, remarks=told, body=body
-    )
+    title, source = escape(world.trace.name), escape(source)
+    return _PAGE.substitute(plotly=get_plotlyjs(), title=title, source=source, remarks=told, body=body)
+
+
+def _hardware(cluster: Cluster) -> str:
+    """Name GPUs, their types and memory, and hosts."""
+    types = gpu_types(cluster)
+    kinds = "" if len(types) == 1 else f" ({', '.join(f'{count:,} {kind}' for kind, count in types.items())})"
+    memory = sorted({node.memory_bytes / GIB for node in cluster.nodes})
+    amounts = f"{memory[0]:,.4g}" + (f" to {memory[-1]:,.4g}" if len(memory) > 1 else "")
+    gpus = counted(cluster.gpus, next(iter(types)) if kinds == "" and "gpu" not in types else "GPU")
+    return f"{gpus}{kinds} with {amounts} GiB in {counted(len(cluster.nodes), 'host')}"
+
+
+def _speeds(truth: Truth) -> str:
+    if isinstance(truth, NoInterference):
+        return "jobs that share a GPU run as if alone"
+    return "the speeds of jobs that share a GPU follow from measured pairs"
+
+
+def _conditions(results: Sequence[Result]) -> Iterator[str]:
+    conditions = results[0].conditions
+    if conditions:
+        yield "<h2>Conditions</h2><table class='conditions'><tbody>"
+        yield "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in conditions.items())
+        yield "</tbody></table>"
 
 
 def _figures(results: Sequence[Result]) -> Iterator[str]:
@@ -116,10 +150,6 @@ def _figures(results: Sequence[Result]) -> Iterator[str]:
             yield f"<td colspan='{len(_FIGURES)}'>no job ended</td>"
         yield "</tr>"
     yield "</tbody></table></div>"
-    for result in results:
-        if result.world.unplaceable:
-            yield f"<p>{len(result.world.unplaceable)} jobs need more than the whole cluster and never ran.</p>"
-            break
 
 
 def _distributions(results: Sequence[Result]) -> Iterator[str]:
@@ -139,7 +169,7 @@ def _distributions(results: Sequence[Result]) -> Iterator[str]:
                     x=np.maximum(np.quantile(values, levels), 0.0) + shift,
                     y=levels,
                     name=result.policy,
-                    line={"color": COLOURS[place % len(COLOURS)]},
+                    line=_line(place),
                 )
         if log:
             figure.update_xaxes(type="log")
@@ -165,34 +195,73 @@ def _over_time(results: Sequence[Result]) -> Iterator[str]:
                 x=grid / 3600.0,
                 y=values,
                 name=result.policy,
-                line={"color": COLOURS[place % len(COLOURS)], "shape": "hv"},
+                line=_line(place) | {"shape": "hv"},
             )
+        top = max((max(getattr(result.world.timeline, name), default=0) for result in results), default=0)
+        figure.update_yaxes(range=[0.0, 1.05 * max(1, top)], dtick=1 if top <= _FEW else None)
         yield _chart(figure)
 
 
 def _gantt(results: Sequence[Result]) -> Iterator[str]:
-    yield f"<h2>Who ran where</h2><p>The first {_GANTT_GPUS} GPUs, at most {_GANTT_BARS:,} stretches of time.</p>"
+    world = results[0].world
+    shown = _shown_gpus(world.cluster, world.gpu_type)
+    some = "" if len(shown) == world.cluster.gpus else f"{len(shown)} of the {counted(world.cluster.gpus, 'GPU')}. "
+    yield f"<h2>Who ran where</h2><p>{some}All pictures have one scale of time.</p>"
+    end = max((stint.end for result in results for stint in result.world.stints), default=0.0) / 3600.0
+    row_of = {gpu: row for row, gpu in enumerate(shown)}
     for result in results:
-        world = result.world
-        bars = sorted(
-            ((gpu, stint) for stint in world.stints for gpu in stint.gpus if gpu < _GANTT_GPUS),
-            key=lambda bar: bar[1].start,
-        )[:_GANTT_BARS]
-        if not bars:
-            continue
-        figure = _figure("hours", "GPU", 60 + 14 * min(_GANTT_GPUS, world.cluster.gpus))
-        figure.add_bar(
-            base=[stint.start / 3600.0 for _, stint in bars],
-            x=[(stint.end - stint.start) / 3600.0 for _, stint in bars],
-            y=[gpu for gpu, _ in bars],
-            orientation="h",
-            marker={"color": [COLOURS[stint.run % len(COLOURS)] for _, stint in bars], "opacity": 0.6},
-            hovertext=[world.runs[stint.run].job.job_id for _, stint in bars],
-            hoverinfo="text",
-            showlegend=False,
-        )
-        figure.update_layout(barmode="overlay", title={"text": escape(result.policy), "font": {"size": 14}})
-        yield _chart(figure)
+        stints = sorted(result.world.stints, key=lambda stint: stint.start)
+        bars = [(row_of[gpu], stint) for stint in stints for gpu in stint.gpus if gpu in row_of]
+        if bars:
+            yield _chart(_bars(result, bars, [_named(world.gpu_type, gpu) for gpu in shown], end))
+
+
+def _bars(result: Result, bars: Sequence[tuple[int, Stint]], names: Sequence[str], end: float) -> go.Figure:
+    """Draw stretches of time, in order of their starts, by row; what is too much for a picture is marked."""
+    runs, title = result.world.runs, escape(result.policy)
+    figure = _figure("hours", "GPU", 75 + 16 * max(3, len(names)))
+    if len(bars) > _GANTT_BARS:
+        cut = bars[_GANTT_BARS][1].start / 3600.0
+        title += f": the first {_GANTT_BARS:,} of {len(bars):,} stretches of time, to hour {cut:,.3g}"
+        figure.add_vrect(x0=cut, x1=end, fillcolor="#7f7f7f", opacity=0.25, line_width=0)
+    bars = bars[:_GANTT_BARS]
+    figure.add_bar(
+        base=[stint.start / 3600.0 for _, stint in bars],
+        x=[(stint.end - stint.start) / 3600.0 for _, stint in bars],
+        y=[row for row, _ in bars],
+        orientation="h",
+        marker={"color": [COLOURS[stint.run % len(COLOURS)] for _, stint in bars], "opacity": 0.6},
+        hovertext=[runs[stint.run].job.job_id for _, stint in bars],
+        hoverinfo="text",
+        showlegend=False,
+    )
+    figure.update_xaxes(range=[0.0, end])
+    figure.update_yaxes(tickvals=list(range(len(names))), ticktext=list(names), range=[-0.5, len(names) - 0.5])
+    figure.update_layout(barmode="overlay", title={"text": title, "font": {"size": 14}})
+    return figure
+
+
+def _shown_gpus(cluster: Cluster, kinds: Sequence[str]) -> list[int]:
+    """Return the first GPUs of every type, as many of each as there is room for."""
+    if cluster.gpus <= _GANTT_GPUS:
+        return list(range(cluster.gpus))
+    left = dict.fromkeys(kinds, max(1, _GANTT_GPUS // len(set(kinds))))
+    found: list[int] = []
+    rest: list[int] = []
+    for gpu, kind in enumerate(kinds):
+        left[kind] -= 1
+        (found if left[kind] >= 0 else rest).append(gpu)
+    found = found[:_GANTT_GPUS]
+    return sorted(found + rest[: _GANTT_GPUS - len(found)])
+
+
+def _named(kinds: Sequence[str], gpu: int) -> str:
+    return f"{gpu}" if len(set(kinds)) == 1 else f"{escape(kinds[gpu])} {gpu}"
+
+
+def _line(place: int) -> dict[str, str]:
+    """Return how the curve of a policy looks; no two of them alike."""
+    return {"color": COLOURS[place % len(COLOURS)], "dash": DASHES[place // len(COLOURS) % len(DASHES)]}
 
 
 def _figure(x: str, y: str, height: int) -> go.Figure:
@@ -205,12 +274,15 @@ def _figure(x: str, y: str, height: int) -> go.Figure:
         xaxis_title=x,
         yaxis_title=y,
         showlegend=True,
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0},
     )
     return figure
 
 
 def _chart(figure: go.Figure) -> str:
-    html: str = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False})
+    html: str = figure.to_html(
+        full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True}
+    )
     return f'<div class="chart">{html}</div>'
 
 

@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
+from cotenant.scheduler.simulation.errors import counted
 from cotenant.scheduler.simulation.truth import NoInterference, Truth
-from cotenant.scheduler.simulation.workload import Cluster, Trace
+from cotenant.scheduler.simulation.workload import GIB, Cluster, Trace, TraceJob
 
 CORE = "cotenant"  # the name of the shipped core among the policies
+_NAMED = 5  # jobs in one remark
 
 
 def remarks(trace: Trace, cluster: Cluster, truth: Truth) -> list[str]:
     """Return what the input leaves out, one text each: rows that are no jobs, and what nobody said and is assumed."""
     found = [f"left out of the trace: {what} ({count:,})" for what, count in trace.left_out.items()]
+    found += too_large(trace, cluster, truth)
     found += _of_types(trace, cluster, truth)
     if isinstance(truth, NoInterference):
         found.append("jobs that share a GPU do not slow each other down: nothing was said of pairs")
     return found
+
+
+def too_large(trace: Trace, cluster: Cluster, truth: Truth) -> list[str]:
+    """Name jobs that the cluster could never take, and what is too little for them."""
+    enough: dict[int, int] = {}  # GPUs by the memory that they have at least
+    found: list[str] = []
+    for job in trace.jobs:
+        if job.memory_bytes not in enough:
+            has = sum(node.gpus for node in cluster.nodes if node.memory_bytes >= job.memory_bytes)
+            enough[job.memory_bytes] = has
+        if enough[job.memory_bytes] < job.gpus:
+            found.append(f"{job.job_id} ({_lack(job, cluster, truth, enough[job.memory_bytes])})")
+    if not found:
+        return []
+    some = ", ".join(found[:_NAMED]) + (" …" if len(found) > _NAMED else "")
+    need, run = ("needs", "runs") if len(found) == 1 else ("need", "run")
+    gpus = counted(cluster.gpus, "GPU")
+    return [f"{counted(len(found), 'job')} {need} more than this cluster of {gpus} has, and never {run}: {some}"]
+
+
+def _lack(job: TraceJob, cluster: Cluster, truth: Truth, enough: int) -> str:
+    gpus = counted(job.gpus, "GPU")
+    if cluster.gpus < job.gpus:
+        return gpus
+    types = dict.fromkeys(node.gpu_type for node in cluster.nodes)
+    if all(truth.alone(job.workload, each, job.gpus) <= 0.0 for each in types):
+        return f"does not run on {' or '.join(types)}"
+    return f"{gpus} with {job.memory_bytes / GIB:,.1f} GiB, {enough:,} such here"
 
 
 def remarks_on(policy: str, trace: Trace) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cotenant.scheduler.simulation.remarks import remarks, remarks_on
+from cotenant.scheduler.simulation.workload import Cluster
 from cotenant.scheduler.simulation.world import Run, World
 
 Floats = NDArray[np.float64]
@@ -28,12 +29,14 @@ class Result:
         world: The world at the end.
         seconds: Processor time the simulation took.
         notes: What the policy's engine has to say for itself, by name.
+        conditions: What was asked for, by option: for whoever wants to have the same again.
     """
 
     policy: str
     world: World
     seconds: float
     notes: Mapping[str, Any]
+    conditions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def remarks(self) -> list[str]:
@@ -56,6 +59,7 @@ class Result:
             "policy": self.policy,
             "trace": world.trace.name,
             "gpus": world.cluster.gpus,
+            "gpu_types": gpu_types(world.cluster),
             "jobs": len(world.runs),
             "ended": len(ended),
             "unplaceable": len(world.unplaceable),
@@ -65,7 +69,7 @@ class Result:
         }
         if ended:
             out |= _times(ended) | _devices(world, ended) | _fairness(world, ended)
-        return out | {"notes": dict(self.notes), "remarks": self.remarks}
+        return out | {"notes": dict(self.notes), "remarks": self.remarks, "conditions": dict(self.conditions)}
 
     def write(self, folder: Path) -> None:
         """Write ``jobs.parquet``, ``jobs.csv`` and ``summary.json`` into the folder.
@@ -79,6 +83,14 @@ class Result:
         jobs.to_csv(folder / "jobs.csv", index=False)
         text = json.dumps(self.summary(), indent=1, allow_nan=False)
         (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+
+
+def gpu_types(cluster: Cluster) -> dict[str, int]:
+    """Return the numbers of GPUs by type."""
+    found: dict[str, int] = {}
+    for node in cluster.nodes:
+        found[node.gpu_type] = found.get(node.gpu_type, 0) + node.gpus
+    return found
 
 
 def _row(run: Run, names: list[str]) -> dict[str, Any]:

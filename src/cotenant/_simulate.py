@@ -18,6 +18,7 @@ from cotenant._options import ConfigFile, settings_of, writable_folder
 from cotenant.scheduler.errors import CotenantError, NotAccepted
 
 if TYPE_CHECKING:
+    from cotenant.configs.settings import Settings
     from cotenant.scheduler.core.models import ModelSource
     from cotenant.scheduler.simulation.results import Result
     from cotenant.scheduler.simulation.simulate import Scenario
@@ -33,6 +34,7 @@ _MOST = 1e6  # hours or days between two faults, GiB
 
 def simulate(
     *,
+    context: typer.Context,
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace of jobs (docs/simulation.md).")],
     policy: Annotated[
         str,
@@ -108,11 +110,14 @@ def simulate(
             seed=seed,
         ),
     )
+    conditions = _conditions(context, settings)
     writable_folder(out)
     known = _known(scenario, _Sources(pairs, pairs_column, known_column, throughputs, speeds))
     asked = (remark for name in names for remark in remarks_on(name, known.scenario.trace))
     for remark in dict.fromkeys((*known.scenario.remarks, *asked)):
         _render.note(remark)
+    if not known.scenario.world().unfinished:
+        raise CotenantError("no job of the trace fits these GPUs: nothing to simulate; give more or larger ones")
     if known.speeds and not settings.placement.speeds:
         placement = settings.placement.model_copy(update={"speeds": known.speeds})
         settings = settings.model_copy(update={"placement": placement})
@@ -120,9 +125,22 @@ def simulate(
     def one(name: str) -> Result:
         with _progress(name) as look:
             watched = replace(known.scenario, look=look)
-            return run(watched, name, models=known.models, seed=seed, settings=settings, rates=known.rates)
+            result = run(watched, name, models=known.models, seed=seed, settings=settings, rates=known.rates)
+        return replace(result, conditions=conditions)
 
     _compare(names, one, out, as_json=as_json)
+
+
+def _conditions(context: typer.Context, settings: Settings) -> dict[str, str]:
+    """Return what figures depend on, by option, and the settings that are not the usual ones."""
+    own = {"policy", "out", "as_json"}  # say nothing of the work
+    found = {
+        max(option.opts, key=len).removeprefix("--"): str(context.params[option.name])
+        for option in context.command.params
+        if option.name not in own and context.params.get(option.name or "") is not None
+    }
+    changed = settings.model_dump(mode="json", exclude_defaults=True)
+    return found | ({"settings": json.dumps(changed)} if changed else {})
 
 
 def _compare(names: Sequence[str], one: Callable[[str], Result], out: Path, *, as_json: bool) -> None:

@@ -121,6 +121,47 @@ def test_a_gpu_type_that_is_named_twice_is_refused(
     assert f"gpus: {gpus!r} is not accepted; give each type once: " in result.stderr
 
 
+def test_what_figures_depend_on_is_kept_with_them(
+    command: Callable[..., Result], own: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text("placement:\n  max_jobs_per_gpu: 2\n")
+    words = ["--gpus", "v100:1,k80:1", "--speeds", "v100=1,k80=0.5", "--seed", "3", "--node-mtbf", "9", "--limit", "1"]
+    result = command(own(job("a"), job("b")), *words, "--policy", "fifo", "--config", str(config))
+    assert result.exit_code == 0
+    summary = json.loads((tmp_path / "out" / "fifo" / "summary.json").read_text(encoding="utf-8"))
+    given = dict(zip([word.removeprefix("--") for word in words[::2]], words[1::2], strict=True))
+    given |= {"node-mtbf": "9.0", "config": str(config), "trace": str(tmp_path / "own.json")}
+    assert summary["conditions"].items() >= given.items()
+    assert json.loads(summary["conditions"]["settings"]) == {"placement": {"max_jobs_per_gpu": 2}}
+    assert summary["gpu_types"] == {"v100": 1, "k80": 1}
+    report = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert all(f"<tr><th>{name}</th><td>{text}</td></tr>" in report for name, text in given.items())
+
+
+def test_jobs_that_no_cluster_of_this_size_could_take_are_named_with_what_they_lack(
+    command: Callable[..., Result], own: Callable[..., Path], tmp_path: Path
+) -> None:
+    large = [job(f"wide{number}", gpus=3) for number in range(5)] + [job("fat", memory_bytes=30 * GIB, gpus=2)]
+    result = command(own(*large, job("a")), "--gpus", "2", "--policy", "fifo")
+    wide = ", ".join(f"wide{number} (3 GPUs)" for number in range(5))
+    said = f"6 jobs need more than this cluster of 2 GPUs has, and never run: {wide} …"
+    assert f"cotenant: {said}\n" in result.stderr
+    assert f"<p class='remark'>{said}.</p>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    result = command(own(large[-1], job("a")), "--gpus", "2", "--policy", "fifo")
+    said = "1 job needs more than this cluster of 2 GPUs has, and never runs: fat (2 GPUs with 30.0 GiB, 0 such here)"
+    assert f"cotenant: {said}\n" in result.stderr
+    result = command(own(large[0]), "--gpus", "2", "--policy", "fifo")
+    assert (result.exit_code, "no job of the trace fits these GPUs" in result.stderr) == (1, True)
+
+
+def test_so_are_jobs_that_do_not_run_on_these_types(command: Callable[..., Result], steps: Path, table: Path) -> None:
+    result = command(steps, "--gpus", "k80:2", "--throughputs", str(table), "--policy", "fifo")
+    assert (
+        "1 job needs more than this cluster of 2 GPUs has, and never runs: row-1 (does not run on k80)" in result.stderr
+    )
+
+
 # -- several policies in one folder -------------------------------------------------------------------------------
 
 CRASHES = ["--gpus", "1", "--job-mtbf", "0.001"]  # in 3.6 s on average: a long job gets nowhere

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from simulating import CROWD_TRUTH, crowd, halves, job, run
@@ -11,9 +14,9 @@ from cotenant.scheduler.simulation.page import render
 from cotenant.scheduler.simulation.policies.packing import FirstFit
 from cotenant.scheduler.simulation.policies.queueing import Fifo
 from cotenant.scheduler.simulation.results import Result
-from cotenant.scheduler.simulation.simulate import Scenario, baseline, simulate
-from cotenant.scheduler.simulation.truth import NoInterference, PairTable
-from cotenant.scheduler.simulation.workload import even_cluster, mixed_cluster, trace_of
+from cotenant.scheduler.simulation.simulate import Scenario, baseline, policy_names, simulate
+from cotenant.scheduler.simulation.truth import NoInterference, PairTable, Truth
+from cotenant.scheduler.simulation.workload import GIB, even_cluster, mixed_cluster, trace_of
 
 CHARTS = 6  # three distributions, three curves over time; and one Gantt chart for each policy
 
@@ -103,6 +106,7 @@ def test_the_page_shows_the_figures_under_their_names() -> None:
         "Jain": "0.828",
         "treated unfairly": "33.3 %",
         "suspensions": "0",
+        "crashes": "0",
     }
     assert "not known" in cells(render([run("fifo", [job("a")])]), "fifo")
 
@@ -122,6 +126,67 @@ def test_the_page_has_all_its_sections_and_charts(policies: tuple[str, ...]) -> 
 
 def test_a_page_of_what_never_ran_says_so_without_charts_of_it() -> None:
     page = render([run("fifo", [job("huge", gpus=9)])])
-    assert "<td colspan='13'>no job ended</td>" in page
-    assert "<p>1 jobs need more than the whole cluster and never ran.</p>" in page
+    assert "<td colspan='14'>no job ended</td>" in page
+    assert "1 job needs more than this cluster of 1 GPU has, and never runs: huge (9 GPUs).</p>" in page
     assert '"name":"fifo"' not in page
+
+
+def figures(page: str) -> list[dict[str, Any]]:
+    """What every picture of the page is drawn from: its curves or bars, and its layout."""
+    found = []
+    for start in re.finditer(r'Plotly\.newPlot\(\s*"[^"]*",\s*', page):
+        data, end = json.JSONDecoder().raw_decode(page, start.end())
+        layout, _ = json.JSONDecoder().raw_decode(page, page.index("{", end))
+        found.append({"data": data, "layout": layout})
+    return found
+
+
+def test_no_two_policies_look_alike() -> None:
+    work = Scenario(crowd(5, largest=1), even_cluster(2), CROWD_TRUTH)
+    for figure in figures(render([simulate(work, name) for name in policy_names()]))[:CHARTS]:
+        looks = [(curve["line"]["color"], curve["line"]["dash"]) for curve in figure["data"]]
+        assert len(set(looks)) == len(looks) == len(policy_names())
+
+
+@pytest.mark.parametrize(
+    ("truth", "words"),
+    [
+        (NoInterference(), "jobs that share a GPU run as if alone. "),
+        (halves("w"), "the speeds of jobs that share a GPU follow from measured pairs. "),
+    ],
+)
+def test_the_page_says_what_was_simulated(truth: Truth, words: str) -> None:
+    work = Scenario(trace_of("t", [job("a", workload="w")]), even_cluster(1), truth)
+    page = render([replace(simulate(work, "fifo"), conditions={"seed": "7", "job-mtbf": "<1>"})])
+    assert f"1 job on 1 GPU with 24 GiB in 1 host. Virtual time; {words}" in page
+    assert "<tr><th>seed</th><td>7</td></tr><tr><th>job-mtbf</th><td>&lt;1&gt;</td></tr>" in page
+    mixed = mixed_cluster((("v100", 2), ("k80", 1)), memory_bytes=GIB)
+    result = simulate(Scenario(trace_of("t", [job("a"), job("b")]), mixed, truth), "fifo")
+    assert "2 jobs on 3 GPUs (2 v100, 1 k80) with 1 GiB in 2 hosts. " in render([result])
+    assert result.summary()["gpu_types"] == {"v100": 2, "k80": 1}
+
+
+def test_all_policies_have_one_scale_of_time_and_rows_name_their_types() -> None:
+    work = Scenario(crowd(40, largest=1), mixed_cluster((("v100", 8), ("k80", 40))), NoInterference({"k80": 0.2}))
+    drawn = figures(render([simulate(work, name) for name in ("fifo", "best-fit")]))[CHARTS:]
+    assert len({tuple(figure["layout"]["xaxis"]["range"]) for figure in drawn}) == 1
+    for figure in drawn:
+        names = figure["layout"]["yaxis"]["ticktext"]
+        assert names == [f"v100 {gpu}" for gpu in range(8)] + [f"k80 {gpu}" for gpu in range(8, 32)]
+
+
+@pytest.mark.parametrize(("jobs", "cut"), [(1500, False), (1501, True)])
+def test_a_picture_that_is_cut_off_says_where(*, jobs: int, cut: bool) -> None:
+    result = run("fifo", [job(f"j{number}", length=3600.0) for number in range(jobs)])
+    figure = figures(render([result]))[-1]
+    marked = "fifo: the first 1,500 of 1,501 stretches of time, to hour 1.5e+03"
+    assert figure["layout"]["title"]["text"] == (marked if cut else "fifo")
+    assert [(shape["x0"], shape["x1"]) for shape in figure["layout"].get("shapes", [])] == [(1500, 1501)] * cut
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    drawn = figures(render([run("fifo", [job("a")])]))
+    for figure in drawn[3:CHARTS]:
+        axis = figure["layout"]["yaxis"]
+        assert (axis["range"], axis["dtick"]) == ([0.0, 1.05], 1)
+    assert drawn[-1]["layout"]["yaxis"]["ticktext"] == ["0"]
