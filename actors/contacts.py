@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -30,15 +31,24 @@ class HostContact:
     controls: Mapping[str, str] = field(default_factory=dict)
     no_freezing: str | None = None
     number: int = 0  # of the newest report
+    agent_since: float | None = None  # Unix seconds
+    anew: int = 0  # times its agent was started anew
 
     def heard(self, report: HostReport) -> None:
         """Remember what a report says for people."""
+        since = report.host.joined_at
+        self.anew += self.agent_since not in (None, since)
+        self.agent_since = since
         self.claim, self.note, self.controls = report.claim, report.note, report.controls
         self.no_freezing = report.no_freezing
 
     def told(self) -> dict[str, str | None]:
         """Return what views of the host tell of it."""
-        return {"claim": self.claim, "note": self.note, "no_freezing": self.no_freezing}
+        notes = [self.note] if self.note else []
+        if self.anew and self.agent_since is not None:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.agent_since))
+            notes.append(f"its agent had ended and was started anew at {at} (ends so far: {self.anew})")
+        return {"claim": self.claim, "note": "; ".join(notes), "no_freezing": self.no_freezing}
 
 
 def answer(group: Sequence[Request], taken: Taken) -> None:

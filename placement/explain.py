@@ -62,6 +62,8 @@ def _nearest(errors: Iterable[FitError]) -> tuple[float, float]:
 
 def memory_text(value: float) -> str:
     """Return bytes as people read them."""
+    if value >= 1024.0 * GIB:
+        return f"{value / (1024.0 * GIB):.1f} TiB"
     return f"{value / GIB:.1f} GiB" if value >= 0.1 * GIB else f"{value / (1 << 20):.0f} MiB"
 
 
@@ -94,7 +96,7 @@ def _cpus_short(errors: Sequence[FitError]) -> str:
 
 def _cpus_never(errors: Sequence[FitError]) -> str:
     needed, available = _nearest(errors)
-    return f"{_cpus_text(needed)} wanted, at most {available:g} can be had even when empty"
+    return f"too few processors: {needed:g} wanted, at most {available:g} can be had even when empty"
 
 
 def _cpus_text(cpus: float) -> str:

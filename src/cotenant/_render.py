@@ -300,8 +300,8 @@ def hosts(views: Sequence[HostView]) -> RenderableType:
         return Text("no hosts: 'cotenant doctor --cluster' says why")
     now = time.time()
     table = FittingTable(
-        "HOST", "NAME", "STATE", "GPUS", "PROCESSORS", "LAST REPORT", "NOTE",
-        spare=("NAME", "LAST REPORT", "PROCESSORS"),
+        "HOST", "NAME", "STATE", "GPUS", "CPUS RESERVED", "LAST REPORT", "NOTE",
+        spare=("NAME", "LAST REPORT", "CPUS RESERVED"),
     )  # fmt: skip
     for host in views:
         table.row(

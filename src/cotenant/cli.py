@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cotenant import __version__, _accounts, _attach, _logs, _predictions, _preflight, _render, _steering
+from cotenant import __version__, _accounts, _attach, _listing, _logs, _predictions, _preflight, _render, _steering
 from cotenant._characterise import characterise
 from cotenant._evaluate import evaluate
 from cotenant._hint_options import with_hint_options
@@ -170,11 +170,10 @@ def ps(
 ) -> None:
     """List jobs, newest first."""
     with _client(address) as client:
-        views = client.jobs(active_only=not show_all, limit=limit)
-    if as_json:
-        _render.print_json(views)
-    else:
-        _render.out().print(_render.jobs(views))
+        views, note = _listing.some_jobs(client, show_all, limit)
+    _render.print_json(views) if as_json else _render.out().print(_render.jobs(views))
+    if note:
+        _render.note(note)
 
 
 @app.command()

@@ -53,7 +53,8 @@ def test_the_same_job_id_twice_is_one_job(single):
 
 
 @pytest.mark.parametrize(
-    ("hints", "reason"), [(Hints(gpu_memory=1 << 40), "GiB"), (Hints(cpus=4000.0), "1 host: 4000 processors wanted")]
+    ("hints", "reason"),
+    [(Hints(gpu_memory=1 << 40), "GiB"), (Hints(cpus=4000.0), "1 host: too few processors: 4000 wanted")],
 )
 def test_a_job_that_no_device_can_take_says_so_at_once(single, hints, reason):
     view = single.run("pass", hints=hints)

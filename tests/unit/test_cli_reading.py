@@ -288,3 +288,18 @@ def test_options_out_of_range_are_told_as_all_that_is_not_accepted(
     code, out, err = invoke(*args)
     assert (code, out) == (1, "")
     assert err.startswith(f"error: {told}")
+
+
+@pytest.mark.parametrize("args", [["ps"], ["ps", "--json"]])
+def test_ps_says_that_there_are_jobs_that_it_leaves_out(client: FakeClient, args: list[str]) -> None:
+    """``no jobs`` where all had ended, and the newest two of twenty, passed for all there is."""
+    ended = {f"old-{number}": job_view(f"old-{number}", JobState.SUCCEEDED) for number in range(3)}
+    client.known = dict(ended)
+    assert invoke(*args)[2] == "cotenant: all jobs have ended: 'cotenant ps --all' lists them\n"
+    assert invoke(*args, "--all")[2] == ""
+    assert invoke(*args, "--all", "-n", "3")[2] == ""
+    code, out, said = invoke(*args, "--all", "-n", "2")
+    assert (code, said) == (0, "cotenant: there are older ones too: these are the newest 2\n")
+    assert [job_id for job_id in ended if job_id in out] == ["old-0", "old-1"]
+    client.known.clear()
+    assert invoke(*args)[2] == ""

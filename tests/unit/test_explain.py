@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from packing import GIB, MIB
 
-from cotenant.placement.explain import explain, would_help
+from cotenant.placement.explain import explain, memory_text, would_help
 from cotenant.placement.types import FitError, FitErrorKind
 
 
@@ -115,3 +115,11 @@ def test_every_kind_has_a_sentence_and_a_hint(kind: FitErrorKind) -> None:
     given = errors(kind, (2.0, 1.0))
     assert explain(given)
     assert len(would_help(given)) == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(900 * 1024 * GIB, "900.0 TiB"), (1024 * GIB, "1.0 TiB"), (1023 * GIB, "1023.0 GiB"), (GIB / 100, "10 MiB")],
+)
+def test_memory_is_told_in_a_unit_that_suits_it(size: float, text: str) -> None:
+    assert memory_text(size) == text

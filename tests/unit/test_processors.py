@@ -65,12 +65,12 @@ def test_where_a_job_goes(name: str, hosts: list[tuple[float | None, int]], asks
         (
             [(4.0, 2), (6.0, 2)],
             {"cpus": 7.0},
-            "2 hosts: 7 processors wanted, at most 6 can be had even when empty",
+            "2 hosts: too few processors: 7 wanted, at most 6 can be had even when empty",
         ),
         (
             [(4.0, 2)],
             {"cpus": 3.0, "gpus": 2},
-            "1 host: 6 processors wanted, at most 4 can be had even when empty",
+            "1 host: too few processors: 6 wanted, at most 4 can be had even when empty",
         ),
         (
             [(9.0, 4), (5.0, 4)],
@@ -168,7 +168,7 @@ def test_a_plan_and_an_impossible_job_name_the_processors() -> None:
     assert planned[1].explanation == "1 host: 2 processors short"
     driver.submit(half("z", cpus=5.0))
     assert driver.job("z").not_placeable
-    assert "1 host: 5 processors wanted, at most 4 can be had even when empty" in driver.job("z").reason
+    assert "1 host: too few processors: 5 wanted, at most 4 can be had even when empty" in driver.job("z").reason
 
 
 def test_a_reservation_keeps_processors_from_smaller_jobs() -> None:
