@@ -19,12 +19,10 @@ from cotenant.actors.shim.reportfile import Controls, is_alive, read_reports
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.model import Isolation
 
-NOTHING_SEEN = "no PyTorch optimizer seen: compute is limited by the device's cores at most, and memory is not limited"
+NOTHING_SEEN = "no PyTorch optimizer seen: only the device's cores limit it, not its share"
 GROUPS = "groups.json"
 EVERYTHING_HELD = "compute and memory held to the share"
-NO_STEP = (
-    "no optimizer step seen: compute is limited only by the device's cores, not by the share; memory is not limited"
-)
+NO_STEP = "no optimizer step seen: only the device's cores limit it, not its share"
 
 
 class CpuEnforcement(ShareFile):

@@ -377,3 +377,8 @@ def test_a_damaged_record_keeps_nobody_from_looking_at_the_daemons_of_others(tmp
     runner.write_json(str(tmp_path / "whole" / MPS_RECORD), {"gpu_id": "GPU-a", "daemon": 1})
     MpsEnforcement(lambda _: service).tend([tmp_path / "damaged", tmp_path / "whole"])
     assert looked == ["GPU-a"]
+
+
+@pytest.mark.parametrize("words", [NOTHING_SEEN, NO_STEP, EVERYTHING_HELD])
+def test_what_stands_in_every_row_of_ps_is_short(words: str) -> None:
+    assert len(words) <= 80
