@@ -40,21 +40,21 @@ def test_hosts_that_the_journal_remembers_but_that_are_gone_are_not_counted(
 
 
 @pytest.mark.parametrize(
-    ("recorded", "pid", "kept"),
+    ("recorded", "started", "kept"),
     [
-        ("127.0.0.1:1", os.getpid(), os.getpid()),
-        ("127.0.0.1:2", os.getpid(), None),  # this Ray is another one
-        ("127.0.0.1:1", None, None),
-        (None, None, None),
+        ("127.0.0.1:1", True, True),
+        ("127.0.0.1:2", True, False),  # this Ray is another one
+        ("127.0.0.1:1", False, False),
+        (None, False, False),
     ],
 )
 def test_a_plain_up_remembers_the_ray_head_that_an_earlier_one_has_started(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorded: str | None, pid: int | None, kept: int | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorded: str | None, started: bool, kept: bool
 ) -> None:
     """``down`` left the head behind."""
     monkeypatch.setenv("COTENANT_HOME", str(tmp_path))
     if recorded is not None:
-        cluster.ClusterRecord(recorded, "disabled", None, pid, None).save()
+        cluster.ClusterRecord(recorded, "disabled", None, os.getpid() if started else None, None).save()
     client = FakeClient()
     monkeypatch.setattr(cluster.Client, "connect", lambda: client)
     monkeypatch.setattr(cluster, "start_actors", lambda *_: [])
@@ -64,7 +64,7 @@ def test_a_plain_up_remembers_the_ray_head_that_an_earlier_one_has_started(
     cluster.up(None, False, Settings(), None)
     record = cluster.ClusterRecord.load()
     assert record is not None
-    assert (record.address, record.ray_pid) == ("127.0.0.1:1", kept)
+    assert (record.address, record.ray_pid) == ("127.0.0.1:1", os.getpid() if kept else None)
 
 
 @pytest.mark.parametrize(
