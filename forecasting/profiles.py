@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,34 +57,48 @@ class _Usage:
 
 
 @dataclass(slots=True)
+class _Running:
+    """Steps and seconds that become a rate once they are enough."""
+
+    steps: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, steps: float, seconds: float, least_s: float = 0.0) -> float | None:
+        """Count steps; return the rate and begin anew when they are enough, and have taken long enough."""
+        self.steps += steps
+        self.seconds += seconds
+        if self.steps < _BLOCK_STEPS or self.seconds < least_s:
+            return None
+        rate = self.steps / self.seconds
+        self.steps = self.seconds = 0.0
+        return rate
+
+
+@dataclass(slots=True)
 class _Record:
     """What is known of one job or fingerprint."""
 
     usages: dict[str, _Usage] = field(default_factory=lambda: {kind: _Usage() for kind in _KINDS})
     memory_peak: float = 0.0
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=_KEEP_BLOCKS))
-    block_steps: float = 0.0
-    block_s: float = 0.0
+    block: _Running = field(default_factory=_Running)
     spans: deque[float] = field(default_factory=lambda: deque(maxlen=_KEEP_SPANS))
-    span_steps: float = 0.0
-    span_s: float = 0.0
-    varies: bool = False  # it goes through phases, each with a rate of its own: alone there is no one rate
+    span: _Running = field(default_factory=_Running)
+    varies: bool = (
+        False  # it goes through phases, each with a rate of its own; kept, as it is asked more than it changes
+    )
 
     def __post_init__(self) -> None:
         self.compare()
 
     def add_steps(self, steps: float, window_s: float) -> None:
         """Count steps into the running block and span; a full one becomes one rate."""
-        self.block_steps += steps
-        self.block_s += window_s
-        if self.block_steps >= _BLOCK_STEPS:
-            self.rates.append(self.block_steps / self.block_s)
-            self.block_steps = self.block_s = 0.0
-        self.span_steps += steps
-        self.span_s += window_s
-        if self.span_s >= _SPAN_S and self.span_steps >= _BLOCK_STEPS:
-            self.spans.append(self.span_steps / self.span_s)
-            self.span_steps = self.span_s = 0.0
+        rate = self.block.add(steps, window_s)
+        if rate is not None:
+            self.rates.append(rate)
+        rate = self.span.add(steps, window_s, _SPAN_S)
+        if rate is not None:
+            self.spans.append(rate)
             self.compare()
 
     def compare(self) -> None:
@@ -94,15 +108,10 @@ class _Record:
             self.varies = upper > _ONE_RATE * lower
 
     def rate(self) -> float | None:
-        """Return the median rate of the recent blocks, or that of an unfinished first block of two steps or more.
-
-        None as well where the rate varies by itself: what it is beside others would say nothing of these.
-        """
-        if self.varies:
-            return None
+        """Return the median rate of the recent blocks, or that of an unfinished first block of two steps or more."""
         if self.rates:
             return statistics.median(self.rates)
-        return self.block_steps / self.block_s if self.block_steps >= 2.0 else None
+        return self.block.steps / self.block.seconds if self.block.steps >= 2.0 else None
 
     def best(self) -> str | None:
         """Return the most trustworthy kind of windows there is."""
@@ -176,7 +185,7 @@ class ProfileBook:
         peaks = [peak for peak in (own.memory_bytes, known.memory_bytes) if peak is not None]
         rate = own.solo_step_rate if own.solo_step_rate is not None else known.solo_step_rate
         if (job and job.record.varies) or (common and common.varies):
-            rate = None
+            rate = None  # what it is beside others would say nothing of these
         return replace(chosen, memory_bytes=max(peaks, default=None), solo_step_rate=rate)
 
     def forget(self, job_id: str) -> None:
@@ -309,9 +318,9 @@ def _dump(record: _Record) -> dict[str, Any]:
         },
         "memory_peak": record.memory_peak,
         "rates": list(record.rates),
-        "block": [record.block_steps, record.block_s],
+        "block": [record.block.steps, record.block.seconds],
         "spans": list(record.spans),
-        "span": [record.span_steps, record.span_s],
+        "span": [record.span.steps, record.span.seconds],
     }
 
 
@@ -319,11 +328,12 @@ def _require_sound(record: _Record) -> None:
     """Refuse numbers no window could have left: they would spoil every later forecast of the same program."""
     utils = [util for usage in record.usages.values() for util in usage.utils]
     rates = (*record.rates, *record.spans)
-    numbers = [record.memory_peak, record.block_steps, record.block_s, record.span_steps, record.span_s, *rates]
+    running = (record.block, record.span)
+    numbers = [record.memory_peak, *(each for one in running for each in (one.steps, one.seconds)), *rates]
     numbers += [usage.seconds for usage in record.usages.values()]
     sound = all(0.0 <= util <= 1.0 for util in utils) and all(0.0 <= each < math.inf for each in numbers)
     possible = record.memory_peak <= MOST_BYTES and all(rate <= MOST_RATE for rate in rates)
-    if not sound or not possible or (record.block_steps > 0.0 and record.block_s == 0.0):
+    if not sound or not possible or (record.block.steps > 0.0 and record.block.seconds == 0.0):
         raise ValueError("not a profile book: it holds numbers that cannot have been measured")
 
 
@@ -334,15 +344,16 @@ def _load(data: Mapping[str, Any]) -> _Record:
         )
         for kind in _KINDS
     }
-    steps, seconds = data["block"]
-    span_steps, span_s = data.get("span", (0.0, 0.0))  # older books have none
     return _Record(
         usages=usages,
         memory_peak=float(data["memory_peak"]),
         rates=deque(map(float, data["rates"]), maxlen=_KEEP_BLOCKS),
-        block_steps=float(steps),
-        block_s=float(seconds),
+        block=_running(data["block"]),
         spans=deque(map(float, data.get("spans", ())), maxlen=_KEEP_SPANS),
-        span_steps=float(span_steps),
-        span_s=float(span_s),
+        span=_running(data.get("span", (0.0, 0.0))),  # older books have none
     )
+
+
+def _running(data: Sequence[Any]) -> _Running:
+    steps, seconds = data
+    return _Running(float(steps), float(seconds))

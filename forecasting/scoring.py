@@ -319,9 +319,8 @@ class ForecastScores:
                 rows.append(_row("util", signature, each, each.util, actual=util, last=each.last_util))
             if memory is not None and each.memory is not None and each.last_memory is not None:
                 p99, held = each.memory.p99, memory[0]
-                waste = (
-                    100.0 * max(0.0, p99 - held) / held if held >= 1.0 else 0.0
-                )  # of less than a byte there is no part
+                # Of less than a byte there is no part.
+                waste = 100.0 * max(0.0, p99 - held) / held if held >= 1.0 else 0.0
                 exceeded = (float(held > p99), waste)
                 job.tally.add_memory(each.horizon, exceeded)
                 self._all.add_memory(each.horizon, exceeded)

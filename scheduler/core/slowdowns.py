@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cotenant.forecasting.types import ExplainingInterferencePredictor, InterferencePredictor
+from cotenant.forecasting.types import ExplainingInterferencePredictor, InterferencePredictor, Signature
 from cotenant.placement.guarantees import bounded_on
 from cotenant.scheduler.core.model import Job
 from cotenant.scheduler.core.requests import max_slowdown
@@ -34,8 +34,7 @@ def slowdown(state: State, job: Job, predictor: InterferencePredictor) -> Slowdo
 def measured(state: State, job: Job) -> float | None:
     """Return how many times slower than alone the job is measured to be now; None when either is not known."""
     solo = job.profile.solo_step_rate if job.profile else None
-    windows = [one.signature.step_rate for one in state.usage.get(job.spec.job_id, {}).values()]
-    rate = min((each for each in windows if each is not None), default=None)
+    rate = min((each.step_rate for each in _windows(state, job) if each.step_rate is not None), default=None)
     return solo / rate if solo and rate else None
 
 
@@ -43,8 +42,7 @@ def tell_measured(state: State, job: Job) -> list[str]:
     """Return what is measured in words, beside what the job accepts."""
     found, accepted = measured(state, job), max_slowdown(job.spec.hints, state.settings)
     if found is None:
-        windows = [one.signature for one in state.usage.get(job.spec.job_id, {}).values()]
-        return [NOT_MEASURED] if any(each.step_rate and each.neighbours for each in windows) else []
+        return [NOT_MEASURED] if any(each.step_rate and each.neighbours for each in _windows(state, job)) else []
     against = "within" if round(found, 2) <= accepted else "more than"  # as it is told
     told = f"{found:.2f} times slower than alone" if found >= 1.0 else "no slower than alone"
     return [f"measured now: {told}, {against} the {accepted:.2f} that it accepts"]
@@ -65,6 +63,10 @@ def tell(view: SlowdownView) -> list[str]:
         ]
         lines.append(f"what drives it: {', '.join(parts)}")
     return lines
+
+
+def _windows(state: State, job: Job) -> list[Signature]:
+    return [one.signature for one in state.usage.get(job.spec.job_id, {}).values()]
 
 
 def _on(state: State, job: Job, gpu_id: str, predictor: InterferencePredictor) -> SlowdownView | None:
