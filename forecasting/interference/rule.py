@@ -20,6 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
+from cotenant.forecasting.throughputs import Floats, Throughputs, fsums
 from cotenant.forecasting.types import DemandProfile, ThroughputPrediction
 
 CAPACITY_LOSS = 0.04  # of the GPU's time, to switching between jobs …
@@ -47,12 +50,24 @@ class UtilisationRule:
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
         """Return one prediction per member, in order. Pure: same input, same output."""
         utils = [_demand(member) for member in members]
+        reason = _reason(members, utils)
         if len(utils) < 2:
-            return [ThroughputPrediction(1.0, 1.0, 1.0, "alone on the GPU")] * len(utils)
-        reason = f"sum of utilisations {math.fsum(utils):.2f}"
-        if any(member.source == "unknown" for member in members):
-            reason += ", a job nothing is known of counts as 1.00"
+            return [ThroughputPrediction(1.0, 1.0, 1.0, reason)] * len(utils)
         return [_within(alike, fair, reason) for alike, fair in divided(utils)]
+
+    def predict_arrays(self, sets: Sequence[Sequence[DemandProfile]], gpu_type: str) -> Throughputs:
+        """See ``ArrayInterferencePredictor``."""
+        utils = np.array([[_demand(member) for member in members] for members in sets], dtype=np.float64)
+
+        def reason(row: int, _member: int) -> str:
+            return _reason(sets[row], utils[row].tolist())
+
+        if utils.shape[1] < 2:
+            return Throughputs(np.ones(utils.shape), np.ones(utils.shape), np.ones(utils.shape), reason)
+        alike, fair = _divided_many(utils)
+        low = np.maximum(_LEAST, np.minimum(alike, fair) - ERROR)
+        high = np.minimum(1.0, np.maximum(alike, fair) + ERROR)
+        return Throughputs(low, np.maximum(_LEAST, fair), high, reason)
 
 
 def divided(utils: Sequence[float], *, free: bool = False) -> list[tuple[float, float]]:
@@ -72,6 +87,17 @@ def divided(utils: Sequence[float], *, free: bool = False) -> list[tuple[float, 
         cost = 1.0 + price * (total - util)
         found.append((alike / cost, (part / util if util > 0.0 else 1.0) / cost))
     return found
+
+
+def _divided_many(utils: Floats) -> tuple[Floats, Floats]:
+    """Return ``divided`` of many sets of at least two jobs, to the last bit; all of shape (sets, members)."""
+    total = fsums(utils)[:, None]
+    capacity = 1.0 - CAPACITY_LOSS * np.minimum(1.0, (total - utils.max(axis=1, keepdims=True)) / FULL_LOSS_AT)
+    cost = 1.0 + SHARING_COST * (total - utils)
+    with np.errstate(divide="ignore", invalid="ignore"):  # who wants nothing gets it
+        alike = np.minimum(1.0, np.where(total > 0.0, capacity / total, 1.0))
+        fair = np.where(utils > 0.0, _fair_parts_many(utils, capacity[:, 0]) / utils, 1.0)
+    return alike / cost, fair / cost
 
 
 def _capacity(utils: Sequence[float]) -> float:
@@ -101,3 +127,23 @@ def _fair_parts(utils: Sequence[float], capacity: float) -> list[float]:
         parts[i] = min(utils[i], left / (len(utils) - done))
         left -= parts[i]
     return parts
+
+
+def _fair_parts_many(utils: Floats, capacity: Floats) -> Floats:
+    """Return ``_fair_parts`` of many sets, shape (sets, members); ``capacity`` has the shape (sets,)."""
+    parts = np.zeros_like(utils)
+    left, sets, members = capacity, np.arange(len(utils)), utils.shape[1]
+    for done, i in enumerate(np.argsort(utils, axis=1, kind="stable").T):
+        part = np.minimum(utils[sets, i], left / (members - done))
+        parts[sets, i] = part
+        left = left - part
+    return parts
+
+
+def _reason(members: Sequence[DemandProfile], utils: Sequence[float]) -> str:
+    if len(utils) < 2:
+        return "alone on the GPU"
+    told = f"sum of utilisations {math.fsum(utils):.2f}"
+    if any(member.source == "unknown" for member in members):
+        told += ", a job nothing is known of counts as 1.00"
+    return told

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from packing import profile
 
 from cotenant.forecasting.interference import UtilisationRule
-from cotenant.forecasting.types import UNKNOWN_PROFILE
+from cotenant.forecasting.types import UNKNOWN_PROFILE, DemandProfile
 from cotenant.placement.objective import packing_saving
 
 RULE = UtilisationRule()
@@ -112,3 +112,14 @@ def test_more_demand_of_a_neighbour_never_predicts_less_slowdown(utils: list[flo
 @given(members, st.floats(0.0, 1.0))
 def test_a_further_neighbour_never_predicts_less_slowdown(utils: list[float], extra: float) -> None:
     assert all(new <= old + 1e-12 for old, new in zip(mids(*utils), mids(*utils, extra), strict=False))
+
+
+odd = st.floats(0.0, 1.2) | st.sampled_from([0.0, 1e-300, float("nan"), -1.0, float("inf")])
+one = st.builds(profile, odd, source=st.sampled_from(["history", "hints", "class", "unknown"]))
+
+
+@given(st.integers(1, 9).flatmap(lambda size: st.lists(st.lists(one, min_size=size, max_size=size), min_size=1)))
+def test_many_sets_in_arrays_are_predicted_as_one_after_the_other(sets: list[list[DemandProfile]]) -> None:
+    said = RULE.predict_arrays(sets, "any")
+    assert [said.of(row) for row in range(len(sets))] == [list(RULE.predict(each, "any")) for each in sets]
+    assert said.sound().all()
