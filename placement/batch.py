@@ -12,21 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
 from cotenant.configs.settings import PlacementSettings
-from cotenant.forecasting.types import InterferencePredictor, ThroughputPrediction, predict_sets
-from cotenant.placement.constraints import basic_error, with_hinted_profile
+from cotenant.forecasting.types import InterferencePredictor
+from cotenant.placement.constraints import with_hinted_profile
+from cotenant.placement.crews import Crew, Key, Worths
 from cotenant.placement.engine import PlacementPolicy
-from cotenant.placement.fleet import Fleet
-from cotenant.placement.guarantees import bounded_on
+from cotenant.placement.fleet import Flags, Fleet, Floats, Integers
 from cotenant.placement.mix import Demand
-from cotenant.placement.objective import cautious, packing_saving, score, slowness
-from cotenant.placement.room import free_parts
-from cotenant.placement.shares import TOLERANCE, floor_of, memory_need, thousandths
-from cotenant.placement.statement import Statement, resident_of
-from cotenant.placement.types import GpuView, NoFit, Placement, Request, Resident, Share
+from cotenant.placement.shares import TOLERANCE, thousandths
+from cotenant.placement.statement import Statement
+from cotenant.placement.types import GpuView, NoFit, Placement, Request
 
 MOST_JOBS = 24  # of a batch that change places: the work grows with their square
 MOST_CHANGES = 48
@@ -34,8 +33,6 @@ PLACING_IS_WORTH = 10.0  # more than any change of a score: who can be placed is
 
 MOST_WAITING = 8  # jobs without a place that are tried
 SPARE_GPUS = 4  # empty GPUs that jobs may move to
-
-_Crew = frozenset[int]
 
 
 def rearrange(
@@ -133,12 +130,25 @@ def _placed_again(policy: PlacementPolicy, batch: Batch) -> list[tuple[Request, 
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """New crews of one or two or three GPUs; ``bonus`` counts for a job that gets a place."""
+_Change = Mapping[int, Crew]
+"""New crews of one or two or three GPUs."""
 
-    crews: Mapping[int, _Crew]
-    bonus: float = 0.0
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Who is where while one change is looked for.
+
+    Attributes:
+        waiting: Numbers of the jobs that wait, in order of the queue.
+        placed: Numbers of the others.
+        at: The GPU of each of these.
+        to: The GPUs to go to, of empty ones of the same kind only the first.
+    """
+
+    waiting: Integers
+    placed: Integers
+    at: Integers
+    to: Integers
 
 
 @dataclass(slots=True)
@@ -156,84 +166,47 @@ class Batch:
 
     jobs: Sequence[Request]
     gpus: Sequence[GpuView]
-    crews: list[_Crew]
+    crews: list[Crew]
     waiting: list[int]
     predictor: InterferencePredictor
     settings: PlacementSettings
     spare: Mapping[str, int] = field(default_factory=dict)
     demand: Demand | None = None
-    _worth: dict[tuple[int, _Crew], float] = field(default_factory=dict)
+    _worths: Worths = field(init=False)
+    _weighed: set[int] = field(init=False, default_factory=set)  # GPUs for which the arrays below say what is
+    _now: Floats = field(init=False)  # what the crew of each GPU is worth
+    _with: Floats = field(init=False)  # the same with one job more, shape (GPUs, jobs)
+    _without: Floats = field(init=False)  # what the GPU of each job is worth without it
+    _instead: Floats = field(init=False)  # the same with another job in its place, shape (jobs, jobs)
+
+    def __post_init__(self) -> None:
+        """Nothing is weighed yet."""
+        self._worths = Worths(self.jobs, self.gpus, self.predictor, self.settings, self.demand)
+        gpus, jobs = len(self.gpus), len(self.jobs)
+        self._now, self._with = np.zeros(gpus), np.zeros((gpus, jobs))
+        self._without, self._instead = np.zeros(jobs), np.zeros((jobs, jobs))
 
     def improve(self) -> bool:
         """Make the best change while there is one; return whether anything changed."""
         changed = False
         for _ in range(MOST_CHANGES):
-            changes = list(self._changes())
-            self._weigh({(gpu, crew) for change in changes for gpu, crew in change.crews.items()})
-            gains = [self._gain(change) for change in changes]
-            best = max(range(len(changes)), key=lambda i: (gains[i], -i), default=None)
-            change = changes[best] if best is not None and gains[best] > TOLERANCE else self._chain()
+            now = self._round()
+            self._weigh(now.to.tolist())
+            change = self._best(now) or self._chain(now)
             if change is None:
                 break
-            for gpu, crew in change.crews.items():
+            for gpu, crew in change.items():
                 self.crews[gpu] = crew
+            self._weighed -= change.keys()
             placed = frozenset[int]().union(*self.crews)
             self.waiting = [job for job in self.waiting if job not in placed]
             changed = True
         return changed
 
-    def _changes(self) -> Iterator[_Change]:
-        """Yield every change that may be an improvement; which are possible turns out when they are weighed."""
+    def _round(self) -> _Round:
         where = {job: gpu for gpu, crew in enumerate(self.crews) for job in crew}
-        different = list(self._different())
-        for turn, job in enumerate(self.waiting):
-            bonus = PLACING_IS_WORTH * (1.0 - 0.01 * turn)
-            for gpu in different:
-                yield _Change({gpu: self.crews[gpu] | {job}}, bonus)
-            for other, gpu in where.items():
-                left = self.crews[gpu] - {other} | {job}
-                for to in different:
-                    if to != gpu:
-                        yield _Change({gpu: left, to: self.crews[to] | {other}}, bonus)
-        for job, gpu in where.items():
-            last = len(self.crews[gpu]) == 1 and not self.gpus[gpu].residents
-            for to in different:
-                # Nobody waits: a GPU that falls idle serves nobody, and being alone is protection that costs nothing.
-                idles = last and not self.waiting and bool(self.crews[to] or self.gpus[to].residents)
-                if to != gpu and not (idles and self.settings.packing_bias < 1.0):
-                    yield _Change({gpu: self.crews[gpu] - {job}, to: self.crews[to] | {job}})
-            for other, to in where.items():
-                if job < other and gpu != to:
-                    yield _Change({gpu: self.crews[gpu] - {job} | {other}, to: self.crews[to] - {other} | {job}})
-
-    def _chain(self) -> _Change | None:
-        """Return how a job that waits can be placed when two others make room one after the other; None when not.
-
-        The job takes the place of one, that one the place of a second, and the second goes to a third GPU. Only crews
-        that were weighed already are made up.
-        """
-        where = {job: gpu for gpu, crew in enumerate(self.crews) for job in crew}
-        different = list(self._different())
-        best: tuple[float, _Change] | None = None
-        for job in self.waiting:
-            for first, a in where.items():
-                crew_a = self.crews[a] - {first} | {job}
-                if self._worth.get((a, crew_a), -math.inf) == -math.inf:
-                    continue
-                for second, b in where.items():
-                    crew_b = self.crews[b] - {second} | {first}
-                    if a == b or self._worth.get((b, crew_b), -math.inf) == -math.inf:
-                        continue
-                    for c in different:
-                        if c in {a, b} or (c, self.crews[c] | {second}) not in self._worth:
-                            continue
-                        change = _Change({a: crew_a, b: crew_b, c: self.crews[c] | {second}}, PLACING_IS_WORTH)
-                        gain = self._gain(change)
-                        if gain > TOLERANCE and (best is None or gain > best[0]):
-                            best = gain, change
-            if best is not None:
-                return best[1]
-        return None
+        numbers = (self.waiting, list(where), list(where.values()), list(self._different()))
+        return _Round(*(np.array(each, dtype=np.int64) for each in numbers))
 
     def _different(self) -> Iterator[int]:
         """Yield the GPUs, of empty ones of the same kind only the first."""
@@ -246,14 +219,146 @@ class Batch:
                 seen.add(kind)
             yield number
 
-    def _gain(self, change: _Change) -> float:
-        then = math.fsum(self._worth[gpu, crew] for gpu, crew in change.crews.items())
-        if then == -math.inf or not self._has_processors(change.crews):
-            return -math.inf
-        now = math.fsum(self._worth[gpu, self.crews[gpu]] for gpu in change.crews)
-        return change.bonus + then - now
+    def _weigh(self, gpus: Sequence[int]) -> None:
+        """Find out what crews are worth on these GPUs: those of now, and such that differ by one job."""
+        others = {
+            gpu: [job for job in range(len(self.jobs)) if job not in self.crews[gpu]]
+            for gpu in gpus
+            if gpu not in self._weighed
+        }
+        keys = {gpu: list(self._near(gpu, them)) for gpu, them in others.items()}
+        worth = iter(self._worths.of(key for each in keys.values() for key in each))
+        for gpu, them in others.items():
+            mine = list(self.crews[gpu])
+            table = np.fromiter(islice(worth, len(keys[gpu])), np.float64).reshape(1 + len(mine), 1 + len(them))
+            self._now[gpu], self._without[mine] = table[0, 0], table[1:, 0]
+            self._with[gpu, them], self._instead[np.ix_(mine, them)] = table[0, 1:], table[1:, 1:]
+        self._weighed.update(others)
 
-    def _has_processors(self, crews: Mapping[int, _Crew]) -> bool:
+    def _near(self, gpu: int, others: Sequence[int]) -> Iterator[Key]:
+        """Yield the crew of a GPU and the crews without one of it, each alone and then with each of the other jobs."""
+        crew = self.crews[gpu]
+        for stays in (crew, *(crew - {job} for job in crew)):
+            yield gpu, stays
+            for job in others:
+                yield gpu, stays | {job}
+
+    # -- changes of one or two GPUs ---------------------------------------------------------------------------------
+
+    def _best(self, now: _Round) -> _Change | None:
+        """Return the change by which most is gained, the first of several; None when nothing is gained."""
+        gains = self._gains(now)
+        while len(gains) and gains[best := int(gains.argmax())] > TOLERANCE:
+            change = self._change(now, best)
+            if self._has_processors(change):
+                return change
+            gains[best] = -math.inf
+        return None
+
+    def _gains(self, now: _Round) -> Floats:
+        """Return what changes gain, in the order of ``_change``; minus infinity where they are not possible."""
+        waiting, placed, at, to = now.waiting, now.placed, now.at, now.to
+        bonus = PLACING_IS_WORTH * (1.0 - 0.01 * np.arange(len(waiting)))
+        here, there, elsewhere = self._now[at][:, None], self._now[to], at[:, None] != to
+        arrives = self._with[to][:, placed].T
+        joins = _gain(self._with[to][:, waiting].T, there, np.asarray(bonus[:, None]))
+        leaves = self._instead[placed][:, waiting].T[:, :, None]
+        makes_way = _gain(leaves + arrives, here + there, np.asarray(bonus[:, None, None]), elsewhere)
+        moves = _gain(self._without[placed][:, None] + arrives, here + there, 0.0, elsewhere & ~self._idles(now))
+        swapped = self._instead[placed][:, placed]
+        swaps = _gain(swapped + swapped.T, here + here.T, 0.0, (placed[:, None] < placed) & (at[:, None] != at))
+        of_waiting = np.hstack([joins, makes_way.reshape(len(waiting), len(placed) * len(to))])
+        return np.concatenate([of_waiting.ravel(), np.hstack([moves, swaps]).ravel()])
+
+    def _idles(self, now: _Round) -> Flags:
+        """Return whether a job that goes to a GPU with others leaves an idle one, though nobody waits.
+
+        Such a GPU serves nobody, and being alone is protection that costs nothing.
+        """
+        if len(now.waiting) or self.settings.packing_bias >= 1.0:
+            return np.zeros((len(now.at), len(now.to)), dtype=np.bool_)
+        residents = np.array([bool(gpu.residents) for gpu in self.gpus])
+        crews = np.array([len(crew) for crew in self.crews])
+        last = (crews[now.at] == 1) & ~residents[now.at]
+        used = (crews[now.to] > 0) | residents[now.to]
+        return np.asarray(last[:, None] & used)
+
+    def _change(self, now: _Round, number: int) -> _Change:
+        """Return a change by its number.
+
+        For every job that waits: it goes to a GPU; it takes the place of another, which goes to a GPU. Then for every
+        job with a place: it goes to another GPU; it changes places with another job.
+        """
+        crews, placed, at, to = self.crews, now.placed.tolist(), now.at.tolist(), now.to.tolist()
+        turn, which = divmod(number, len(to) * (1 + len(placed)))
+        if turn < len(now.waiting):
+            job = int(now.waiting[turn])
+            other, goes = divmod(which, len(to))
+            if other == 0:
+                return {to[goes]: crews[to[goes]] | {job}}
+            gpu, leaves = at[other - 1], placed[other - 1]
+            return {gpu: crews[gpu] - {leaves} | {job}, to[goes]: crews[to[goes]] | {leaves}}
+        number -= len(now.waiting) * len(to) * (1 + len(placed))
+        one, which = divmod(number, len(to) + len(placed))
+        gpu, job = at[one], placed[one]
+        if which < len(to):
+            return {gpu: crews[gpu] - {job}, to[which]: crews[to[which]] | {job}}
+        near, other = at[which - len(to)], placed[which - len(to)]
+        return {gpu: crews[gpu] - {job} | {other}, near: crews[near] - {other} | {job}}
+
+    # -- changes of three GPUs --------------------------------------------------------------------------------------
+
+    def _chain(self, now: _Round) -> _Change | None:
+        """Return how a job that waits can be placed when two others make room one after the other; None when not.
+
+        The job takes the place of one, that one the place of a second, and the second goes to a third GPU.
+        """
+        placed, at, to = now.placed, now.at, now.to
+        here, there, elsewhere = self._now[at], self._now[to], at[:, None] != to
+        apart = (at[:, None] != at)[:, :, None] & elsewhere[:, None, :] & elsewhere
+        follows, arrives = self._instead[placed][:, placed].T[:, :, None], self._with[to][:, placed].T
+        before = here[:, None, None] + here[:, None] + there
+        for job in now.waiting.tolist():
+            rough = _gain(
+                self._instead[placed, job][:, None, None] + follows + arrives, before, PLACING_IS_WORTH, apart
+            )
+            change = self._best_chain(now, job, rough)
+            if change is not None:
+                return change
+        return None
+
+    def _best_chain(self, now: _Round, job: int, rough: Floats) -> _Change | None:
+        """Return the best chain for a job, the first of several.
+
+        Args:
+            now: Who is where.
+            job: The job.
+            rough: What is gained but for rounding errors, by who leaves first, who second, and where that one goes.
+        """
+        if self.spare:
+            for chain in np.argwhere(rough > -np.inf).tolist():
+                if not self._has_processors(self._chained(now, job, chain)):
+                    rough[tuple(chain)] = -np.inf
+        most = rough.max(initial=-np.inf)
+        if most == -np.inf:
+            return None
+        near = np.argwhere(rough >= most - TOLERANCE).tolist()
+        gains = [self._chain_gains(now, job, chain) for chain in near]
+        best = gains.index(max(gains))
+        return self._chained(now, job, near[best]) if gains[best] > TOLERANCE else None
+
+    def _chain_gains(self, now: _Round, job: int, chain: Sequence[int]) -> float:
+        first, second = now.placed[chain[0]], now.placed[chain[1]]
+        a, b, c = now.at[chain[0]], now.at[chain[1]], now.to[chain[2]]
+        then = math.fsum([self._instead[first, job], self._instead[second, first], self._with[c, second]])
+        return PLACING_IS_WORTH + then - math.fsum([self._now[a], self._now[b], self._now[c]])
+
+    def _chained(self, now: _Round, job: int, chain: Sequence[int]) -> _Change:
+        crews, first, second = self.crews, int(now.placed[chain[0]]), int(now.placed[chain[1]])
+        a, b, c = int(now.at[chain[0]]), int(now.at[chain[1]]), int(now.to[chain[2]])
+        return {a: crews[a] - {first} | {job}, b: crews[b] - {second} | {first}, c: crews[c] | {second}}
+
+    def _has_processors(self, crews: _Change) -> bool:
         """Whether the hosts have processors for everybody when these GPUs have these crews."""
         if not self.spare:
             return True
@@ -263,50 +368,9 @@ class Batch:
                 left[gpu.host_id] -= sum(thousandths(self.jobs[job].cpus) for job in crews.get(number, crew))
         return min(left.values()) >= 0
 
-    def _weigh(self, wanted: set[tuple[int, _Crew]]) -> None:
-        """Find out what these crews are worth on these GPUs: the score, or minus infinity where they may not be."""
-        asked = sorted(
-            (key for key in wanted | set(enumerate(self.crews)) if key not in self._worth),
-            key=lambda key: (key[0], sorted(key[1])),
-        )
-        members = {key: self._members(*key) for key in asked}
-        possible = [key for key in asked if members[key] is not None]
-        sets = [(self.gpus[key[0]].gpu_type, [each.profile for each in members[key] or ()]) for key in possible]
-        self._worth.update(dict.fromkeys(asked, -math.inf))
-        for key, predicted in zip(possible, predict_sets(self.predictor, sets), strict=True):
-            together = members[key] or ()
-            said = bounded_on(predicted, together)
-            self._worth[key] = self._score(self.gpus[key[0]], together, said, key[1])
 
-    def _members(self, number: int, crew: _Crew) -> tuple[Resident, ...] | None:
-        """Return everybody on the GPU with this crew; None when anything but the interference forbids it."""
-        gpu = self.gpus[number]
-        for job in sorted(crew):
-            request = self.jobs[job]
-            need = memory_need(request, gpu, self.settings.memory_margin)
-            if basic_error(request, gpu, need) is not None:
-                return None
-            newcomer = resident_of(with_hinted_profile(request), Share(gpu.gpu_id, need, 0.0), gpu.gpu_type)
-            gpu = gpu.carrying((*gpu.residents, newcomer))
-        promised = math.fsum(floor_of(resident.min_compute) for resident in gpu.residents)
-        crowded = len(gpu.residents) > self.settings.max_jobs_per_gpu or promised > 1.0 + TOLERANCE
-        return None if crew and len(gpu.residents) > 1 and crowded else gpu.residents
-
-    def _score(
-        self, gpu: GpuView, members: Sequence[Resident], predicted: Sequence[ThroughputPrediction], crew: _Crew
-    ) -> float:
-        throughputs = [prediction.mid for prediction in predicted]
-        if crew and len(members) > 1:
-            limits = zip(members, predicted, strict=True)
-            confidence = self.settings.confidence
-            if any(1.0 / cautious(each, confidence) > member.max_slowdown + TOLERANCE for member, each in limits):
-                return -math.inf
-            if packing_saving(throughputs) <= 0.0:
-                return -math.inf
-        bias = self.settings.packing_bias
-        slower = math.fsum(slowness(gpu.gpu_type, self.jobs[job], self.settings) - 1.0 for job in crew)
-        found = score(throughputs, bias, [member.weight for member in members]) - (1.0 - bias) * slower
-        if self.demand is None:
-            return found
-        left = free_parts(Fleet([gpu.carrying(tuple(members))]))[0]
-        return found + bias * (float(self.demand.worth[left]) - packing_saving(throughputs))
+def _gain(then: Floats, now: Floats, bonus: Floats | float = 0.0, may: Flags | None = None) -> Floats:
+    """Return what changes gain with this bonus; minus infinity where they are not possible, or may not be."""
+    possible = then > -np.inf if may is None else may & (then > -np.inf)
+    with np.errstate(invalid="ignore"):  # infinities of what is not possible
+        return np.where(possible, bonus + then - now, -np.inf)
