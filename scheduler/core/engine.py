@@ -151,10 +151,10 @@ class Core:
     def _look_at_deadlines(self, turn: Turn) -> None:
         """Have the shares of running jobs weigh as urgently as their deadlines are; at most once a second."""
         state = self.state
-        if not state.dated or turn.now - state.deadlines_seen_at < DEADLINES_EVERY_S:
+        if not len(state.dated) or turn.now - state.deadlines_seen_at < DEADLINES_EVERY_S:
             return
         state.deadlines_seen_at = turn.now
-        for job in state.in_order(state.dated):
+        for job in map(state.jobs.__getitem__, state.dated.stirred(turn.now, state.settings.scheduling)):
             outlook = running_outlook(job, state.progress.get(job.spec.job_id), turn.now)
             if outlook is None:
                 continue

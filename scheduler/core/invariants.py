@@ -12,9 +12,9 @@ import numpy as np
 from cotenant.placement.fleet import Fleet
 from cotenant.placement.types import GpuView
 from cotenant.scheduler.core.accounts import held_of, name_of, waits
-from cotenant.scheduler.core.deadlines import attained_s, likely_left_s
+from cotenant.scheduler.core.deadlines import attained_s, likely_left_s, running_outlook
 from cotenant.scheduler.core.model import Job, JobState
-from cotenant.scheduler.core.priority import had_waited_s, held_value
+from cotenant.scheduler.core.priority import had_waited_s, held_urgency, held_value
 from cotenant.scheduler.core.state import InvariantViolation, State
 from cotenant.scheduler.core.transitions import HISTORY_LENGTH, TRANSITIONS, story
 
@@ -178,6 +178,18 @@ def _check_savers(state: State) -> None:
             raise InvariantViolation(f"savers: {name!r} is {have[name].tolist()}, the jobs say {values}")
 
 
+def _check_dated(state: State) -> None:
+    """The arrays say of the same jobs that their deadlines weigh otherwise now as the records do."""
+    rules, want = state.settings.scheduling, list[str]()
+    for job in state.in_order(state.dated):
+        outlook = running_outlook(job, state.progress.get(job.spec.job_id), state.now)
+        changed = outlook is not None and outlook.at_risk != job.at_risk
+        if outlook and (changed or held_urgency(job.urgency, outlook, rules, risk_changed=changed) != job.urgency):
+            want.append(job.spec.job_id)
+    if (have := state.dated.stirred(state.now, rules)) != want:
+        raise InvariantViolation(f"dated: {have} are stirred, the jobs say {want}")
+
+
 def _check_indices(state: State) -> None:
     jobs = state.jobs.values()
     _check_accounts(state)
@@ -199,6 +211,7 @@ def _check_indices(state: State) -> None:
         if have[name] != ids:
             raise InvariantViolation(f"index {name!r} is off by {sorted(have[name] ^ ids)}")
     _check_savers(state)
+    _check_dated(state)
     on_gpu: dict[str, set[str]] = {}
     for job in jobs:
         for share in job.lease.shares if job.lease else ():

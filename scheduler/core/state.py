@@ -25,6 +25,7 @@ from cotenant.placement.room import kind_of
 from cotenant.placement.statement import resident_of
 from cotenant.placement.types import FitError, GpuView, Request, Share
 from cotenant.scheduler.core.accounts import Accounts
+from cotenant.scheduler.core.dated import Dated
 from cotenant.scheduler.core.deadlines import ends, expected_end
 from cotenant.scheduler.core.floor import Floor, view_of
 from cotenant.scheduler.core.line import Line
@@ -121,7 +122,7 @@ class State:
     savers: Savers = field(default_factory=Savers)
     leased: set[str] = field(default_factory=set)
     delayed: set[str] = field(default_factory=set)
-    dated: set[str] = field(default_factory=set)
+    dated: Dated = field(default_factory=Dated)
     starting: set[str] = field(default_factory=set)
     freezing: set[str] = field(default_factory=set)
     frozen: set[str] = field(default_factory=set)
@@ -227,6 +228,7 @@ class State:
         """Note how far a running job is."""
         self.progress[job.spec.job_id] = progress
         self.savers.follow(job, progress)
+        self.dated.follow(job, progress)
         self.floor.retime(share.gpu_id for share in (job.lease.shares if job.lease else ()))
 
     def shares_on(self, job: Job, host_id: str) -> tuple[Share, ...]:
@@ -398,15 +400,11 @@ class State:
             (self.suspended, job.state is JobState.SUSPENDED),
             (self.leased, job.lease is not None),
             (self.delayed, job.state is JobState.QUEUED and job.not_before > 0.0),
-            (self.dated, job.lease is not None and job.spec.hints.deadline_s is not None),
             (self.starting, job.state is JobState.STARTING),
             (self.freezing, job.freezing),
             (self.frozen, job.frozen is not None),
         ):
-            if belongs:
-                index.add(job_id)
-            else:
-                index.discard(job_id)
+            (index.add if belongs else index.discard)(job_id)
         if job.state is JobState.QUEUED:
             self._queue_anew((job_id,))
         else:
@@ -415,6 +413,7 @@ class State:
         if job.lease is None:
             self.progress.pop(job_id, None)
         self.savers.follow(job, self.progress.get(job_id))
+        self.dated.follow(job, self.progress.get(job_id))
         self.moves.follow(job)
         places = self._index_places(job, old)
         seen = old is not None and old.lease is job.lease and old.profile is job.profile and old.asks_like(job)

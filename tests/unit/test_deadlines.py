@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduling import GIB, Driver, host, measurement, profile, report, spec
 
+from cotenant.configs.settings import SchedulingSettings
+from cotenant.placement.types import Share
 from cotenant.scheduler.core import queries
+from cotenant.scheduler.core.dated import Dated
 from cotenant.scheduler.core.deadlines import (
     at_speed,
     done_s,
@@ -17,7 +23,8 @@ from cotenant.scheduler.core.deadlines import (
     waiting_outlook,
 )
 from cotenant.scheduler.core.events import JobExited, Tick
-from cotenant.scheduler.core.model import Hints, Job, JobState, Progress
+from cotenant.scheduler.core.model import Hints, Job, JobState, Lease, Progress
+from cotenant.scheduler.core.priority import held_urgency
 from cotenant.scheduler.core.state import State
 
 NOW = 5000.0
@@ -165,3 +172,40 @@ def test_an_urgent_job_that_waits_comes_before_its_class() -> None:
     )
     driver.do(JobExited("n", 1, "h1", 0))
     assert driver.state("urgent") == "STARTING"
+
+
+@st.composite
+def _dated(draw: st.DrawFn, seq: int) -> tuple[Job, Progress | None]:
+    """A job with GPUs whose numbers lie where something changes."""
+    now_and_then = st.sampled_from([-1.0, 0.0, 1.0, 90.0, 100.0, 110.0, 130.0, 4000.0])
+    lease = draw(st.none() | st.just(Lease(f"j{seq}", 1, 1, (Share("g", GIB, 1.0),), 0.0)))
+    job = replace(
+        running(draw(now_and_then), draw(st.none() | now_and_then.filter(lambda needs_s: needs_s > 0.0))),
+        lease=lease,
+        at_risk=draw(st.booleans()),
+        urgency=draw(st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.25, 2.0]) | st.floats(0.0, 2.0)),
+        seq=seq,
+    )
+    named = replace(job, spec=replace(job.spec, job_id=f"j{seq}"))
+    done = st.builds(Progress, now_and_then, st.sampled_from([NOW - 50.0, NOW, NOW + 5.0]), st.sampled_from([0.5, 1.0]))
+    return named, draw(st.none() | done)
+
+
+@given(st.data())
+def test_whose_deadline_weighs_otherwise_is_found_in_arrays_as_one_by_one(data: st.DataObject) -> None:
+    rules, dated = SchedulingSettings(), Dated()
+    last: dict[str, tuple[Job, Progress | None]] = {}
+    for _ in range(data.draw(st.integers(0, 8))):
+        job, progress = data.draw(_dated(data.draw(st.integers(0, 4))))
+        dated.follow(job, progress)
+        last[job.spec.job_id] = job, progress
+    want = set[str]()
+    for job_id, (job, progress) in last.items():
+        outlook = running_outlook(job, progress, NOW)
+        if job.lease is None or outlook is None:
+            continue
+        changed = outlook.at_risk != job.at_risk
+        if changed or held_urgency(job.urgency, outlook, rules, risk_changed=changed) != job.urgency:
+            want.add(job_id)
+    assert dated.stirred(NOW, rules) == sorted(want)
+    assert sorted(dated) == sorted(job_id for job_id, (job, _) in last.items() if job.lease is not None)
