@@ -229,7 +229,7 @@ class Batch:
         keys = {gpu: list(self._near(gpu, them)) for gpu, them in others.items()}
         worth = iter(self._worths.of(key for each in keys.values() for key in each))
         for gpu, them in others.items():
-            mine = list(self.crews[gpu])
+            mine = list(self._leavers(gpu))
             table = np.fromiter(islice(worth, len(keys[gpu])), np.float64).reshape(1 + len(mine), 1 + len(them))
             self._now[gpu], self._without[mine] = table[0, 0], table[1:, 0]
             self._with[gpu, them], self._instead[np.ix_(mine, them)] = table[0, 1:], table[1:, 1:]
@@ -238,10 +238,14 @@ class Batch:
     def _near(self, gpu: int, others: Sequence[int]) -> Iterator[Key]:
         """Yield the crew of a GPU and the crews without one of it, each alone and then with each of the other jobs."""
         crew = self.crews[gpu]
-        for stays in (crew, *(crew - {job} for job in crew)):
+        for stays in (crew, *(crew - {job} for job in self._leavers(gpu))):
             yield gpu, stays
             for job in others:
                 yield gpu, stays | {job}
+
+    def _leavers(self, gpu: int) -> Crew:
+        """Return the jobs on a GPU that may go to another: none where that is the only one."""
+        return self.crews[gpu] if len(self.gpus) > 1 else frozenset()
 
     # -- changes of one or two GPUs ---------------------------------------------------------------------------------
 

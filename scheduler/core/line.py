@@ -440,17 +440,16 @@ class Line:
 
 
 def lanes(line: Line, rows: Integers, scores: Floats, extra: Flags) -> Sequence[tuple[int, bool, Integers, Floats]]:
-    """Return the rows by ask and flag, each group in order: number of the ask, flag, rows, scores."""
-    order = line.order(rows, scores)
-    rows, scores, extra = rows[order], scores[order], extra[order]
-    keys = line.ask_numbers()[rows] * 2 + extra
-    grouped = np.argsort(keys, kind="stable")
+    """Return the rows by ask and flag, each group in no order: number of the ask, flag, rows, scores."""
     if not len(rows):
         return []
-    starts = np.flatnonzero(np.r_[True, np.diff(keys[grouped]) != 0])
+    keys = line.ask_numbers()[rows] * 2 + extra
+    grouped = np.argsort(keys.astype(np.min_scalar_type(keys.max())), kind="stable")  # few keys: in linear time
+    keys = keys[grouped]
+    starts = np.flatnonzero(np.r_[True, np.diff(keys) != 0])
     ends = np.r_[starts[1:], len(rows)]
     return [
-        (int(keys[grouped[start]]) // 2, bool(keys[grouped[start]] % 2), rows[mine], scores[mine])
-        for start, end in zip(starts, ends, strict=True)
+        (int(keys[start]) // 2, bool(keys[start] % 2), rows[mine], scores[mine])
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
         for mine in (grouped[start:end],)
     ]

@@ -16,7 +16,7 @@ import numpy as np
 from cotenant.placement.engine import Cotenant
 from cotenant.placement.fleet import Flags, Floats, Integers
 from cotenant.placement.types import NoFit, Placement
-from cotenant.scheduler.core.line import Ask, lanes
+from cotenant.scheduler.core.line import Ask, Line, lanes
 from cotenant.scheduler.core.model import Job
 from cotenant.scheduler.core.proposal import MOST_EXCHANGED, Proposal, is_over_quota
 from cotenant.scheduler.core.waiting import RESERVE_AFTER_S
@@ -36,18 +36,33 @@ def walk(proposal: Proposal) -> list[Ask]:
 
 @dataclass(slots=True)
 class _Lane:
-    """Waiting jobs with the same ask, in order; ``early``: they are gone in time to use held GPUs."""
+    """Waiting jobs with the same ask; ``early``: they are gone in time to use held GPUs.
+
+    They are put in order when the turn of the second one comes: mostly it does not.
+    """
 
     ask: Ask
     early: bool
     rows: Integers
     scores: Floats
-    at: int = 0
+    at: int
+    in_order: bool = False
 
     @property
     def row(self) -> int:
         """The row of the next one."""
         return int(self.rows[self.at])
+
+    def advance(self, line: Line) -> None:
+        """Go on to the next one."""
+        if not self.in_order:
+            order = line.order(self.rows, self.scores)
+            self.rows, self.scores, self.at, self.in_order = self.rows[order], self.scores[order], 0, True
+        self.at += 1
+
+    def left(self) -> tuple[Integers, Floats]:
+        """Return rows and scores of all whose turn has not passed, the next one included."""
+        return (self.rows[self.at :], self.scores[self.at :]) if self.in_order else (self.rows, self.scores)
 
 
 @dataclass(slots=True, order=True)
@@ -65,6 +80,7 @@ class _Walk:
         self._line, self._now = self._state.line, self._state.now
         self._standing = self._state.standing()
         self._hopeless: list[Ask] = []
+        self._scores: Floats | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -127,7 +143,7 @@ class _Walk:
         early = self._early()
         wanted = self._due & ~self._offered & ((self._open & ~self._refused)[numbers] | early)
         rows = np.flatnonzero(wanted)
-        scores = line.scores(rows, self._now, self._standing)
+        scores = self._scores_of(rows)
         if after is not None:
             behind = (-scores > after[0]) | ((-scores == after[0]) & (line.seqs(rows) > after[1]))
             rows, scores = rows[behind], scores[behind]
@@ -135,10 +151,19 @@ class _Walk:
         for number, is_early, mine, their_scores in lanes(line, rows, scores, early[rows]):
             ask = line.asks[number]
             if ask is not None:
-                self._push_lane(stops, _Lane(ask, is_early, mine, their_scores))
+                self._push_lane(stops, _Lane(ask, is_early, mine, their_scores, line.first(mine, their_scores)))
         if self._proposal.plan.held.reservation is None:
             self._push_waiter(stops, None)
         return stops
+
+    def _scores_of(self, rows: Integers) -> Floats:
+        """Return the priority values of these rows; once many are asked for, all are worked out and kept."""
+        line = self._line
+        if self._scores is None and 2 * len(rows) < len(line):
+            return line.scores(rows, self._now, self._standing)
+        if self._scores is None:
+            self._scores = line.scores(np.arange(len(line)), self._now, self._standing)
+        return np.asarray(self._scores[rows])
 
     def _early(self) -> Flags:
         """Return which rows may use held GPUs before these are needed."""
@@ -163,16 +188,14 @@ class _Walk:
         """Stop at the first refused job that waited long: of this lane, or of all asks that nothing changed for."""
         line, since = self._line, self._now - RESERVE_AFTER_S
         if lane is not None:
-            rows, scores = lane.rows[lane.at :], lane.scores[lane.at :]
-            late = np.flatnonzero(line.waited_since(since)[rows])
-            if len(late):
-                row = int(rows[late[0]])
-                heapq.heappush(stops, _Stop(line.rank(row, float(scores[late[0]])), row))
-            return
-        may = line.settled & ~self._open & ~line.never & ~self._cannot_hold
-        rows = np.flatnonzero(self._due & ~self._offered & line.waited_since(since) & may[line.ask_numbers()])
+            rows, scores = lane.left()
+            late = line.waited_since(since)[rows]
+            rows, scores = rows[late], scores[late]
+        else:
+            may = line.settled & ~self._open & ~line.never & ~self._cannot_hold
+            rows = np.flatnonzero(self._due & ~self._offered & line.waited_since(since) & may[line.ask_numbers()])
+            scores = self._scores_of(rows)
         if len(rows):
-            scores = line.scores(rows, self._now, self._standing)
             first = line.first(rows, scores)
             heapq.heappush(stops, _Stop(line.rank(int(rows[first]), float(scores[first])), int(rows[first])))
 
@@ -185,7 +208,7 @@ class _Walk:
         """Jobs that GPUs are kept for come before all others."""
         claimants = (job_id for job_id in self._state.moves.claims if job_id in self._line)
         rows = np.array([row for row in map(self._line.row, claimants) if self._due[row]], dtype=np.int64)
-        scores = self._line.scores(rows, self._now, self._standing)
+        scores = self._scores_of(rows)
         for row in rows[self._line.order(rows, scores)].tolist():
             self._offered[row] = self._proposal.offer_claimed(self._job(row))
 
@@ -205,16 +228,29 @@ class _Walk:
 
     def _place(self, lane: _Lane) -> bool:
         """Offer a place to the next job of the lane; whether it took one."""
-        if isinstance(self._answer(lane.ask, self._job(lane.row), early=lane.early), Placement):
-            self._offered[lane.row] = True
-            lane.at += 1
-            return True
-        return False
+        answer = self._answer(lane.ask, self._job(lane.row), early=lane.early)
+        if not isinstance(answer, Placement):
+            return False
+        self._offered[lane.row] = True
+        lane.advance(self._line)
+        self._note_filled(answer)
+        return True
+
+    def _note_filled(self, placement: Placement) -> None:
+        """Note which asks the GPUs of a placement let in no more: nobody need ask about each of them."""
+        fleet, line, proposal = self._proposal.fleet, self._line, self._proposal
+        filled = np.isin(self._news, [fleet.position(share.gpu_id) for share in placement.shares])
+        columns = np.flatnonzero(filled)
+        if len(columns) and isinstance(proposal.policy, Cotenant):
+            asks = np.flatnonzero(self._open & ~self._refused & self._lets_in[:, columns].any(axis=1))
+            still = line.screen(fleet, self._news[columns], proposal.packing, asks)
+            self._lets_in[np.ix_(asks, columns)] &= still
 
     def _answer(self, ask: Ask, job: Job, *, early: bool) -> Placement | NoFit:
         """Place the job, or note why all with this ask have to wait."""
         places = self._places(ask, early=early)
-        answer = self._proposal.answer(job, places)
+        nowhere = places is not None and not len(places) and not ask.limited
+        answer = NoFit(job.spec.job_id, (), never=False) if nowhere else self._proposal.answer(job, places)
         if isinstance(answer, Placement):
             return answer
         over_quota = is_over_quota(answer)
@@ -225,7 +261,7 @@ class _Walk:
                 self._hopeless.append(ask)
         self._refused[ask.number] = True
         self._refused_early[ask.number] |= early
-        self._narrowed[ask.number] |= self._proposal.narrowed and not ask.pinned
+        self._narrowed[ask.number] |= self._proposal.narrowed and not (ask.pinned or nowhere)
         if over_quota:
             self._proposal.waiting_gpus -= self._line.gpus_of(ask) * self._count(ask)
         return answer if places is None or ask.refusal is None else ask.refusal
@@ -264,7 +300,7 @@ class _Walk:
         if proposal.plan.held.reservation is None and 0 < len(proposal.plan.placed) <= MOST_EXCHANGED:
             may = ~line.over_quota
             rows = np.flatnonzero(self._due & ~self._offered & may[line.ask_numbers()])
-            scores = line.scores(rows, self._now, self._standing)
+            scores = self._scores_of(rows)
             if len(rows) > MOST_LATE:
                 best = np.argpartition(-scores, MOST_LATE - 1)[:MOST_LATE]
                 worst = scores[best].min()
