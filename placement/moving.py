@@ -33,10 +33,29 @@ class Pace:
     company: tuple[str, ...]
 
 
+class Together:
+    """The normalised throughputs of jobs on GPUs, remembered by the view: who looks at one again predicts nothing."""
+
+    def __init__(self, predictor: InterferencePredictor) -> None:
+        self._predictor = predictor
+        self._known: dict[int, tuple[GpuView, Mapping[str, float]]] = {}  # by identity, of views that are kept for it
+
+    def on(self, views: Iterable[GpuView]) -> None:
+        """Predict for these GPUs, those that are not known at once."""
+        new = list({id(view): view for view in views if id(view) not in self._known}.values())
+        for view, together in zip(new, mids_on(self._predictor, new), strict=True):
+            members = (resident.job_id for resident in view.residents)
+            self._known[id(view)] = view, dict(zip(members, together, strict=True))
+
+    def of(self, view: GpuView) -> Mapping[str, float]:
+        """Return the throughput of every resident of a GPU that is known."""
+        return self._known[id(view)][1]
+
+
 def paces(
     job_ids: Iterable[str],
     gpus_of: Callable[[str], Sequence[GpuView]],
-    predictor: InterferencePredictor,
+    together: Together,
     slowness_of: Callable[[str, str], float],
 ) -> dict[str, Pace]:
     """Return how these jobs are predicted to go.
@@ -44,19 +63,14 @@ def paces(
     Args:
         job_ids: The jobs.
         gpus_of: The GPUs of a job with all that they carry, itself included.
-        predictor: Predicts how jobs on one GPU slow each other down.
+        together: What is predicted for GPUs.
         slowness_of: How many times longer a job takes alone on a GPU type than on its fastest (>= 1).
     """
     gpus = {job_id: gpus_of(job_id) for job_id in job_ids}
-    views = list({view.gpu_id: view for some in gpus.values() for view in some}.values())
-    n_on = {
-        (view.gpu_id, resident.job_id): n
-        for view, together in zip(views, mids_on(predictor, views), strict=True)
-        for resident, n in zip(view.residents, together, strict=True)
-    }
+    together.on(view for some in gpus.values() for view in some)
     return {
         job_id: Pace(
-            n=min(n_on[view.gpu_id, job_id] for view in some),
+            n=min(together.of(view)[job_id] for view in some),
             speed=min(1.0 / slowness_of(job_id, view.gpu_type) for view in some),
             company=tuple(dict.fromkeys(r.job_id for view in some for r in view.residents if r.job_id != job_id)),
         )

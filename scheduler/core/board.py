@@ -11,7 +11,7 @@ from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.constraints import MOST_PREDICTED
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Flags, Floats, Integers, Part
-from cotenant.placement.moving import Pace, paces
+from cotenant.placement.moving import Pace, Together, paces
 from cotenant.placement.objective import slowness
 from cotenant.placement.processors import keep_for
 from cotenant.placement.statement import Statement
@@ -63,6 +63,10 @@ class Board:
         self._packing = turn.state.settings.placement
         self._places: dict[str, tuple[str, ...]] = {}  # of jobs that are placed elsewhere on the board
         self._left_s: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        self._slower_on: dict[tuple[str, str], float] = {}
+        self._together = Together(predictor)
+        self._without: dict[tuple[int, str], tuple[GpuView, GpuView]] = {}  # by identity of the first, kept for it
         self._closed = self._now_closed()
         self._shared = turn.state.settings.checkpoints.directory is not None
 
@@ -132,7 +136,10 @@ class Board:
 
     def weight(self, job_id: str) -> float:
         """Return the weight of a job."""
-        return self.state.request_of(self.state.jobs[job_id]).weight
+        weight = self._weights.get(job_id)
+        if weight is None:
+            weight = self._weights[job_id] = self.state.request_of(self.state.jobs[job_id]).weight
+        return weight
 
     def value(self, job: Job) -> float:
         """Return the priority value by which a running job keeps its GPUs."""
@@ -179,7 +186,7 @@ class Board:
     def paces(self, job_ids: Iterable[str], without: str | None = None) -> dict[str, Pace]:
         """Return how these jobs are predicted to go, or would if one other left its GPUs."""
         gpus_of = self._gpus_of if without is None else lambda job_id: self._gpus_without(job_id, without)
-        return paces(job_ids, gpus_of, self._predictor, self.slower_on)
+        return paces(job_ids, gpus_of, self._together, self.slower_on)
 
     def slower(self, job_id: str) -> float:
         """Return how many times longer a job takes alone on its GPUs than on its fastest type."""
@@ -187,16 +194,24 @@ class Board:
 
     def slower_on(self, job_id: str, gpu_type: str) -> float:
         """Return how many times longer a job takes alone on this GPU type than on its fastest."""
-        return slowness(gpu_type, self.state.request_of(self.state.jobs[job_id]), self._packing)
+        slower = self._slower_on.get((job_id, gpu_type))
+        if slower is None:
+            request = self.state.request_of(self.state.jobs[job_id])
+            slower = self._slower_on[job_id, gpu_type] = slowness(gpu_type, request, self._packing)
+        return slower
 
     def _gpus_of(self, job_id: str) -> list[GpuView]:
         return [self.statement.gpu(gpu_id) for gpu_id in self.places(job_id)]
 
     def _gpus_without(self, job_id: str, leaves: str) -> list[GpuView]:
-        return [
-            view.carrying(tuple(resident for resident in view.residents if resident.job_id != leaves))
-            for view in self._gpus_of(job_id)
-        ]
+        return [self._view_without(view, leaves) for view in self._gpus_of(job_id)]
+
+    def _view_without(self, view: GpuView, leaves: str) -> GpuView:
+        key = id(view), leaves
+        if key not in self._without:
+            stay = tuple(resident for resident in view.residents if resident.job_id != leaves)
+            self._without[key] = view, view.carrying(stay)
+        return self._without[key][1]
 
     # -- imagining --------------------------------------------------------------------------------------------------
 

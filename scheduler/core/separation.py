@@ -95,17 +95,22 @@ def _go(board: Board, move: _Move, why: Interruption) -> None:
 def _hurt(board: Board) -> list[tuple[Job, float]]:
     """Return the jobs beside movable ones that are slowed down more than they accept, and what they accept."""
     state = board.state
-    found: list[tuple[Job, float]] = []
-    for job in state.in_order(board.sharing()):
-        limit = max_slowdown(job.spec.hints, state.settings)
-        since = state.moves.hurt_since.get(job.spec.job_id)
+    slow: list[str] = []
+    for job_id in board.sharing():
+        job, since = state.jobs[job_id], state.moves.hurt_since.get(job_id)
         measured = since is not None and since + PATIENCE_S <= board.now
-        foreseen = job.predicted is not None and job.predicted * limit * TOLERANCE < 1.0
-        if job.state is not JobState.RUNNING or not (measured or foreseen):
-            continue
-        if board.movable(board.residents(board.places(job.spec.job_id))):
-            found.append((job, limit))
-    return found
+        foreseen = job.predicted is not None and job.predicted * _accepts(board, job) * TOLERANCE < 1.0
+        if job.state is JobState.RUNNING and (measured or foreseen):
+            slow.append(job_id)
+    return [
+        (job, _accepts(board, job))
+        for job in state.in_order(slow)
+        if board.movable(board.residents(board.places(job.spec.job_id)))
+    ]
+
+
+def _accepts(board: Board, job: Job) -> float:
+    return max_slowdown(job.spec.hints, board.state.settings)
 
 
 def _throughput(board: Board, job: Job) -> float:

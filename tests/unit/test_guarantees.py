@@ -13,7 +13,7 @@ from cotenant.forecasting.interference import UtilisationRule
 from cotenant.forecasting.throughputs import as_arrays, predict_arrays
 from cotenant.placement.engine import policy
 from cotenant.placement.guarantees import bounded, bounded_on, mids_on
-from cotenant.placement.moving import paces
+from cotenant.placement.moving import Together, paces
 from cotenant.placement.types import NoFit, Placement, Resident
 
 RULE = UtilisationRule()
@@ -72,7 +72,7 @@ def test_nobody_is_promised_more_than_guarantees_leave(jobs: list[tuple[float, f
         assert found.mid[0, place] * util <= left + 1e-9
     view = gpu("g0", *(resident(str(i), min_compute=g, known=profiles[i]) for i, g in enumerate(kept)))
     assert mids_on(RULE, [view]) == [pytest.approx(found.mid[0].tolist(), abs=1e-12)]
-    pace = paces([r.job_id for r in view.residents], lambda _: [view], RULE, lambda *_: 1.0)
+    pace = paces([r.job_id for r in view.residents], lambda _: [view], Together(RULE), lambda *_: 1.0)
     assert [each.n for each in pace.values()] == mids_on(RULE, [view])[0]
 
 
