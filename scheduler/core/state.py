@@ -39,6 +39,7 @@ from cotenant.scheduler.core.requests import Expectations, Key, ask_of, keep_lon
 from cotenant.scheduler.core.sanity import sound, sound_host
 from cotenant.scheduler.core.savers import Savers
 from cotenant.scheduler.core.snapshot import Usage
+from cotenant.scheduler.core.transitions import goes_back, standing_of
 
 KEPT_ENDED_JOBS = 10_000
 KEPT_FINGERPRINTS = 10_000
@@ -269,7 +270,8 @@ class State:
         if old is not None and (old.state.terminal or job.epoch < old.epoch):
             was, becomes = f"{old.state} at epoch {old.epoch}", f"{job.state} at epoch {job.epoch}"
             raise InvariantViolation(f"job {job_id!r} is {was} and was to become {becomes}")
-        _check_fencing(job, old)
+        if old is not None and goes_back(job, old):
+            raise InvariantViolation(f"job {job_id!r} holds {job.lease}, which is not newer than it had")
         self.jobs[job_id] = job
         self._index(job, old)
         if job.state.terminal:
@@ -394,20 +396,21 @@ class State:
 
     def _index(self, job: Job, old: Job | None) -> None:
         job_id = job.spec.job_id
-        for index, belongs in (
-            (self.queued, job.state is JobState.QUEUED),
-            (self.pending, job.state is JobState.PENDING),
-            (self.suspended, job.state is JobState.SUSPENDED),
-            (self.leased, job.lease is not None),
-            (self.delayed, job.state is JobState.QUEUED and job.not_before > 0.0),
-            (self.starting, job.state is JobState.STARTING),
-            (self.freezing, job.freezing),
-            (self.frozen, job.frozen is not None),
-        ):
-            (index.add if belongs else index.discard)(job_id)
+        if old is None or standing_of(old) != standing_of(job):  # most changes of a job are of other things
+            for index, belongs in (
+                (self.queued, job.state is JobState.QUEUED),
+                (self.pending, job.state is JobState.PENDING),
+                (self.suspended, job.state is JobState.SUSPENDED),
+                (self.leased, job.lease is not None),
+                (self.delayed, job.state is JobState.QUEUED and job.not_before > 0.0),
+                (self.starting, job.state is JobState.STARTING),
+                (self.freezing, job.freezing),
+                (self.frozen, job.frozen is not None),
+            ):
+                (index.add if belongs else index.discard)(job_id)
         if job.state is JobState.QUEUED:
             self._queue_anew((job_id,))
-        else:
+        elif old is None or old.state is JobState.QUEUED:
             self.overlooked.pop(job_id, None)
             self.line.remove(job_id)
         if job.lease is None:
@@ -425,6 +428,8 @@ class State:
 
     def _index_places(self, job: Job, old: Job | None) -> set[str]:
         """Bring in line who is on which GPU and host; return the GPUs the job has or had."""
+        if old is not None and old.lease is job.lease and old.hosts is job.hosts:
+            return {share.gpu_id for share in job.lease.shares} if job.lease else set()
         job_id, old_hosts = job.spec.job_id, old.hosts if old and old.lease else ()
         before = {share.gpu_id for share in old.lease.shares} if old and old.lease else set()
         after = {share.gpu_id for share in job.lease.shares} if job.lease else set()
@@ -488,12 +493,3 @@ class State:
         while len(self._ended) > KEPT_ENDED_JOBS:
             _, _, job_id = heapq.heappop(self._ended)
             del self.jobs[job_id]
-
-
-def _check_fencing(job: Job, old: Job | None) -> None:
-    """What entitles a job's processes is newer than what did before: by epoch or, in the same one, by revision."""
-    if old is None or job.lease is None or job.epoch > old.epoch:
-        return
-    before = old.lease.revision if old.lease else old.frozen.revision + 1 if old.frozen else math.inf
-    if job.lease.revision < before:
-        raise InvariantViolation(f"job {job.spec.job_id!r} holds {job.lease}, which is not newer than it had")

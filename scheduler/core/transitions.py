@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -110,3 +111,16 @@ def advance(job: Job, state: JobState, now: float, reason: str) -> Job:
 def story(job: Job) -> str:
     """Return the job's history, one change per line."""
     return "\n".join(f"  {change.at:.3f} {change.state}: {change.reason}" for change in job.history)
+
+
+def standing_of(job: Job) -> tuple[object, ...]:
+    """Return what decides in which of the state's indices a job is."""
+    return job.state, job.lease is None, job.not_before > 0.0, job.freezing, job.frozen is None
+
+
+def goes_back(job: Job, old: Job) -> bool:
+    """Whether what entitles a job's processes is not newer than what did before: by epoch or, in one, by revision."""
+    if job.lease is None or job.epoch > old.epoch:
+        return False
+    before = old.lease.revision if old.lease else old.frozen.revision + 1 if old.frozen else math.inf
+    return job.lease.revision < before
