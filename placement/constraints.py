@@ -111,6 +111,7 @@ class Examination:
         self._needs = memory_needs(request, self.fleet.capacity[self._part.rows], settings.memory_margin)
         self.rooms = rooms(self.fleet, request)
         self._shared: Outlooks | None = None
+        self._gain, self._harm = _NOTHING, _NOTHING  # of the same GPUs
         self._alone: dict[int, Outlook] = {}
         fits, busy = self._screen(), self.fleet.crowd[self._part.rows] > 0
         self._empty, self._crowded = places[fits & ~busy], places[fits & busy]
@@ -142,8 +143,9 @@ class Examination:
         if not found.good.any():
             return Candidates(self.fleet)
         places = np.array(close, dtype=np.int64)[found.good]
-        gain, harm = (values[found.good] for values in self._worth(found))
-        return Candidates(self.fleet, places, self._needs_at(places), gain - self._cost(places), harm)
+        self._gain, self._harm = self._worth(found)
+        gain = self._gain[found.good] - self._cost(places)
+        return Candidates(self.fleet, places, self._needs_at(places), gain, self._harm[found.good])
 
     def _worth(self, found: Outlooks) -> tuple[Floats, Floats]:
         """Return ``Outlook.gain`` and ``Outlook.harm`` of shared GPUs."""
@@ -161,8 +163,8 @@ class Examination:
         if found is None or not self.fleet.crowd[place]:
             return self._alone[int(self.fleet.kind[place])]
         index = found.places.index(place)
-        gain, harm = self._worth(found)
-        return Outlook(found.after(index), float(found.saving[index]), float(gain[index]), float(harm[index]))
+        gain, harm = float(self._gain[index]), float(self._harm[index])
+        return Outlook(found.after(index), float(found.saving[index]), gain, harm)
 
     def refusal(self, usable: Candidates) -> NoFit:
         """Return the refusal, once these were found to be all that may take the job, and too few."""
