@@ -376,5 +376,4 @@ class Batch:
 def _gain(then: Floats, now: Floats, bonus: Floats | float = 0.0, may: Flags | None = None) -> Floats:
     """Return what changes gain with this bonus; minus infinity where they are not possible, or may not be."""
     possible = then > -np.inf if may is None else may & (then > -np.inf)
-    with np.errstate(invalid="ignore"):  # infinities of what is not possible
-        return np.where(possible, bonus + then - now, -np.inf)
+    return np.where(possible, bonus + np.where(possible, then, 0.0) - now, -np.inf)

@@ -57,7 +57,7 @@ class UtilisationRule:
 
     def predict_arrays(self, sets: Sequence[Sequence[DemandProfile]], gpu_type: str) -> Throughputs:
         """See ``ArrayInterferencePredictor``."""
-        utils = np.array([[_demand(member) for member in members] for members in sets], dtype=np.float64)
+        utils = _demands(sets)
 
         def reason(row: int, _member: int) -> str:
             return _reason(sets[row], utils[row].tolist())
@@ -94,9 +94,9 @@ def _divided_many(utils: Floats) -> tuple[Floats, Floats]:
     total = fsums(utils)[:, None]
     capacity = 1.0 - CAPACITY_LOSS * np.minimum(1.0, (total - utils.max(axis=1, keepdims=True)) / FULL_LOSS_AT)
     cost = 1.0 + SHARING_COST * (total - utils)
-    with np.errstate(divide="ignore", invalid="ignore"):  # who wants nothing gets it
-        alike = np.minimum(1.0, np.where(total > 0.0, capacity / total, 1.0))
-        fair = np.where(utils > 0.0, _fair_parts_many(utils, capacity[:, 0]) / utils, 1.0)
+    wants = utils > 0.0  # who wants nothing gets it
+    alike = np.where(total > 0.0, np.minimum(1.0, capacity / np.where(total > 0.0, total, 1.0)), 1.0)
+    fair = np.where(wants, _fair_parts_many(utils, capacity[:, 0]) / np.where(wants, utils, 1.0), 1.0)
     return alike / cost, fair / cost
 
 
@@ -118,6 +118,13 @@ def _demand(member: DemandProfile) -> float:
     return min(1.0, member.util_mean)
 
 
+def _demands(sets: Sequence[Sequence[DemandProfile]]) -> Floats:
+    """Return ``_demand`` of every member of sets of equally many, shape (sets, members)."""
+    means: Floats = np.array([[member.util_mean for member in members] for members in sets], dtype=np.float64)
+    unknown = np.array([[member.source == "unknown" for member in members] for members in sets], dtype=np.bool_)
+    return np.where(unknown | ~(means >= 0.0), 1.0, np.minimum(1.0, means))
+
+
 def _fair_parts(utils: Sequence[float], capacity: float) -> list[float]:
     """Divide the capacity by max-min fairness: the lightest get what they want, the others the equal rest."""
     parts = [0.0] * len(utils)
@@ -131,12 +138,14 @@ def _fair_parts(utils: Sequence[float], capacity: float) -> list[float]:
 
 def _fair_parts_many(utils: Floats, capacity: Floats) -> Floats:
     """Return ``_fair_parts`` of many sets, shape (sets, members); ``capacity`` has the shape (sets,)."""
-    parts = np.zeros_like(utils)
-    left, sets, members = capacity, np.arange(len(utils)), utils.shape[1]
-    for done, i in enumerate(np.argsort(utils, axis=1, kind="stable").T):
-        part = np.minimum(utils[sets, i], left / (members - done))
-        parts[sets, i] = part
-        left = left - part
+    order = np.argsort(utils, axis=1, kind="stable")
+    wanted = np.take_along_axis(utils, order, axis=1).T.copy()  # the lightest of every set first
+    left, members = capacity, len(wanted)
+    for done, most in enumerate(wanted):
+        np.minimum(most, left / (members - done), out=most)
+        left = left - most
+    parts = np.empty_like(utils)
+    np.put_along_axis(parts, order, wanted.T, axis=1)
     return parts
 
 

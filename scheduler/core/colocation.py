@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.guarantees import mids_on
 from cotenant.placement.types import Resident
 from cotenant.scheduler.core.deadlines import span
 from cotenant.scheduler.core.model import Colocation, Job
+from cotenant.scheduler.core.records import replace
 from cotenant.scheduler.core.state import State
 
 LOG_LENGTH = 100

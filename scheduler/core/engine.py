@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from cotenant.configs.settings import Settings
 from cotenant.forecasting.types import InterferencePredictor
@@ -26,6 +25,7 @@ from cotenant.scheduler.core.models import (
 )
 from cotenant.scheduler.core.priority import held_urgency
 from cotenant.scheduler.core.rebalancing import rebalance
+from cotenant.scheduler.core.records import replace
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.turn import Turn
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from cotenant.forecasting.types import DemandProfile, JobMeasurement, Signature
@@ -62,6 +61,7 @@ from cotenant.scheduler.core.model import (
     StateChange,
 )
 from cotenant.scheduler.core.moves import PATIENCE_S
+from cotenant.scheduler.core.records import replace
 from cotenant.scheduler.core.requests import NOTED_UTIL_CHANGE, max_slowdown
 from cotenant.scheduler.core.sanity import plausible, plausible_bytes, sound
 from cotenant.scheduler.core.snapshot import Usage

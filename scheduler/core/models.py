@@ -106,6 +106,14 @@ class ProfileNumbers:
         self._same[id(profile)] = profile, number
         return number
 
+    def of_sets(self, sets: Sequence[Sequence[DemandProfile]]) -> list[tuple[int, ...]]:
+        """Return the numbers of the members of each set; asked so often that a call for each would cost much."""
+        same, of = self._same, self.of
+        return [
+            tuple([known[1] if (known := same.get(id(each))) is not None else of(each) for each in members])
+            for members in sets
+        ]
+
     def profile(self, number: int) -> DemandProfile:
         """Return the rounded profile of that number."""
         return self._rounded[number]
@@ -182,11 +190,11 @@ class GuardedInterference:
         if len(self._numbers) > REMEMBERED or sum(map(len, self._answers.values())) > REMEMBERED:
             self._numbers.clear()
             self._answers.clear()
-        number, profile, size = self._numbers.of, self._numbers.profile, len(sets[0])
+        profile, size = self._numbers.profile, len(sets[0])
         known = self._answers.get(size)
         if known is None:
             known = self._answers[size] = _Answers(size)
-        questions: list[_Question] = [(gpu_type, tuple([number(each) for each in members])) for members in sets]
+        questions: list[_Question] = [(gpu_type, numbers) for numbers in self._numbers.of_sets(sets)]
         new = list(dict.fromkeys([question for question in questions if question not in known.rows]))
         if new:
             known.put(new, self._ask([tuple([profile(each) for each in numbers]) for _, numbers in new], gpu_type))

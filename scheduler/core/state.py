@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import is_not, itemgetter
 
 from cotenant.configs.settings import Settings
@@ -35,6 +35,7 @@ from cotenant.scheduler.core.moves import Moves
 from cotenant.scheduler.core.priority import Standing
 from cotenant.scheduler.core.quotas import limits_of
 from cotenant.scheduler.core.record import SCHEMA_VERSION, Record, read, write
+from cotenant.scheduler.core.records import replace
 from cotenant.scheduler.core.requests import Expectations, Key, ask_of, keep_longest, max_slowdown, request_of
 from cotenant.scheduler.core.sanity import sound, sound_host
 from cotenant.scheduler.core.savers import Savers

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from cotenant.scheduler.core.model import Job, JobState, StateChange
+from cotenant.scheduler.core.records import replace
 
 HISTORY_LENGTH = 50
 

@@ -8,7 +8,6 @@ stops, then shares that shrink, then shares that grow, then starts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from cotenant.placement.types import Share
 from cotenant.scheduler.core.colocation import close_log
@@ -18,6 +17,7 @@ from cotenant.scheduler.core.events import MoveRequested
 from cotenant.scheduler.core.freezable import can_freeze
 from cotenant.scheduler.core.frozen import Frozen
 from cotenant.scheduler.core.model import UNBOUND, Ending, Interruption, Job, JobState, Lease, RestartPolicy
+from cotenant.scheduler.core.records import replace
 from cotenant.scheduler.core.requests import stop_command
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.transitions import advance

@@ -89,6 +89,7 @@ class _Walk:
             job = state.jobs[next(iter(ask.jobs))]
             line.describe(ask, state.request_of(job), self._proposal.packing.memory_margin)
         self._news = np.array(sorted(map(fleet.position, state.floor.changed)), dtype=np.int64)
+        self._column = {place: column for column, place in enumerate(self._news.tolist())}
         self._lets_in = self._screen(self._news)
         if isinstance(self._proposal.policy, Cotenant) and len(self._news):
             line.screen_gangs(self._lets_in, fleet, self._news, self._proposal.packing)
@@ -239,8 +240,8 @@ class _Walk:
     def _note_filled(self, placement: Placement) -> None:
         """Note which asks the GPUs of a placement let in no more: nobody need ask about each of them."""
         fleet, line, proposal = self._proposal.fleet, self._line, self._proposal
-        filled = np.isin(self._news, [fleet.position(share.gpu_id) for share in placement.shares])
-        columns = np.flatnonzero(filled)
+        places = (fleet.position(share.gpu_id) for share in placement.shares)
+        columns = np.array([self._column[place] for place in places if place in self._column], dtype=np.int64)
         if len(columns) and isinstance(proposal.policy, Cotenant):
             asks = np.flatnonzero(self._open & ~self._refused & self._lets_in[:, columns].any(axis=1))
             still = line.screen(fleet, self._news[columns], proposal.packing, asks)
