@@ -62,7 +62,10 @@ class Board:
         self._policy, self._predictor = policy, predictor
         self._packing = turn.state.settings.placement
         self._places: dict[str, tuple[str, ...]] = {}  # of jobs that are placed elsewhere on the board
+        # What does not change on the board is worked out once.
+        self._leased: dict[str, tuple[str, ...]] = {}  # GPUs of jobs that stay where they are
         self._left_s: dict[str, float] = {}
+        self._slower: dict[tuple[str, tuple[str, ...]], float] = {}
         self._weights: dict[str, float] = {}
         self._slower_on: dict[tuple[str, str], float] = {}
         self._together = Together(predictor)
@@ -155,8 +158,11 @@ class Board:
 
     def places(self, job_id: str) -> tuple[str, ...]:
         """Return the GPUs of a job."""
-        lease = self.state.jobs[job_id].lease
-        return self._places.get(job_id) or tuple(share.gpu_id for share in (lease.shares if lease else ()))
+        found = self._places.get(job_id) or self._leased.get(job_id)
+        if found is None:
+            lease = self.state.jobs[job_id].lease
+            found = self._leased[job_id] = tuple(share.gpu_id for share in (lease.shares if lease else ()))
+        return found
 
     def residents(self, gpu_ids: Sequence[str]) -> dict[str, None]:
         """Return the jobs on these GPUs, each once, in order."""
@@ -190,7 +196,12 @@ class Board:
 
     def slower(self, job_id: str) -> float:
         """Return how many times longer a job takes alone on its GPUs than on its fastest type."""
-        return max((self.slower_on(job_id, view.gpu_type) for view in self._gpus_of(job_id)), default=1.0)
+        key = job_id, self.places(job_id)
+        slower = self._slower.get(key)
+        if slower is None:
+            slower = max((self.slower_on(job_id, view.gpu_type) for view in self._gpus_of(job_id)), default=1.0)
+            self._slower[key] = slower
+        return slower
 
     def slower_on(self, job_id: str, gpu_type: str) -> float:
         """Return how many times longer a job takes alone on this GPU type than on its fastest."""

@@ -74,16 +74,20 @@ def unshare(board: Board) -> None:
     least_s, cost_s = WORTH * board.rules.move_cost_s, board.rules.move_cost_s
     # Where all GPUs are of one type, nobody gains anything but its GPU for itself.
     may = board.movable(board.sharing() if len(board.statement.fleet.kinds) < 2 else None)
+    room = _room(board, empty)
     bounded = [
-        (bound, job) for job in may if _has_room(board, job, empty) and (bound := _could_save_s(board, job)) > least_s
+        (bound, job)
+        for job in may
+        if job.spec.hints.gpus <= room[job.spec.hints.gang] and (bound := _could_save_s(board, job)) > least_s
     ]
     for _, job in sorted(bounded, key=lambda each: (-each[0], each[1].seq))[:MOST_CONSIDERED]:
         if len(board.taken) >= MOST_MOVES:
             return
-        move = _worked_out(board, job, empty) if _has_room(board, job, empty) else None
+        move = _worked_out(board, job, empty) if job.spec.hints.gpus <= room[job.spec.hints.gang] else None
         if move is not None:
             _go(board, move, Interruption("unshare", board.now, None, move.gain_s, cost_s))
             empty = board.empty()
+            room = _room(board, empty)
 
 
 def _go(board: Board, move: _Move, why: Interruption) -> None:
@@ -135,11 +139,10 @@ def _could_save_s(board: Board, job: Job) -> float:
     return lost_s
 
 
-def _has_room(board: Board, job: Job, empty: Integers) -> bool:
-    """Whether there are enough free GPUs for the job, on one host where it needs that."""
-    hints, hosts = job.spec.hints, board.statement.fleet.host[empty]
-    most = int(np.bincount(hosts).max(initial=0)) if hints.gang == "host" else len(empty)
-    return most >= hints.gpus
+def _room(board: Board, empty: Integers) -> dict[str, int]:
+    """Return how many free GPUs a job could have: on one host, where it needs that, and in the whole cluster."""
+    hosts = board.statement.fleet.host[empty]
+    return {"host": int(np.bincount(hosts).max(initial=0)), "cluster": len(empty)}
 
 
 def _alone_saves_s(board: Board, job: Job, places: Integers, measured: Mapping[str, float]) -> float:
