@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from types import MappingProxyType
 
 import numpy as np
@@ -27,6 +28,15 @@ class _Move:
     job: Job
     gpu_ids: tuple[str, ...]
     gain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """How a job goes where it is: when it ends, in seconds, if its company stays, its throughput, and its weight."""
+
+    ends_s: float
+    n: float
+    weight: float
 
 
 def part(board: Board) -> None:
@@ -74,11 +84,11 @@ def unshare(board: Board) -> None:
     least_s, cost_s = WORTH * board.rules.move_cost_s, board.rules.move_cost_s
     # Where all GPUs are of one type, nobody gains anything but its GPU for itself.
     may = board.movable(board.sharing() if len(board.statement.fleet.kinds) < 2 else None)
-    room = _room(board, empty)
+    room, stay = _room(board, empty), cache(partial(_stay, board))
     bounded = [
         (bound, job)
         for job in may
-        if job.spec.hints.gpus <= room[job.spec.hints.gang] and (bound := _could_save_s(board, job)) > least_s
+        if job.spec.hints.gpus <= room[job.spec.hints.gang] and (bound := _could_save_s(board, job, stay)) > least_s
     ]
     for _, job in sorted(bounded, key=lambda each: (-each[0], each[1].seq))[:MOST_CONSIDERED]:
         if len(board.taken) >= MOST_MOVES:
@@ -125,17 +135,20 @@ def _throughput(board: Board, job: Job) -> float:
     return min([predicted, *(w.step_rate / solo for w in windows if solo and w.step_rate)])
 
 
-def _could_save_s(board: Board, job: Job) -> float:
+def _stay(board: Board, job_id: str) -> _Stay:
+    n = board.state.jobs[job_id].predicted or 1.0
+    return _Stay(board.left_s(job_id) * board.slower(job_id) / n, n, board.weight(job_id))
+
+
+def _could_save_s(board: Board, job: Job, stay: Callable[[str], _Stay]) -> float:
     """Return more than any move of the job to free GPUs could save.
 
     That is all that those on its GPUs lose to each other, and what it loses itself on GPUs of a slower type.
     """
-    alone_s, slower = board.left_s(job.spec.job_id), board.slower(job.spec.job_id)
-    own, lost_s = alone_s * slower / (job.predicted or 1.0), alone_s * (slower - 1.0)
-    for job_id in board.residents(board.places(job.spec.job_id)):
-        n = board.state.jobs[job_id].predicted or 1.0
-        stays_s = min(board.left_s(job_id) * board.slower(job_id) / n, own)
-        lost_s += stays_s * (1.0 - n) * board.weight(job_id) / board.weight(job.spec.job_id)
+    job_id = job.spec.job_id
+    own, lost_s = stay(job_id), board.left_s(job_id) * (board.slower(job_id) - 1.0)
+    for other in map(stay, board.residents(board.places(job_id))):
+        lost_s += min(other.ends_s, own.ends_s) * (1.0 - other.n) * other.weight / own.weight
     return lost_s
 
 
