@@ -12,7 +12,7 @@ from cotenant.configs.settings import PlacementSettings
 from cotenant.forecasting.throughputs import Flags, Floats, Throughputs, fsums, predict_arrays
 from cotenant.forecasting.types import DemandProfile, InterferencePredictor, ThroughputPrediction
 from cotenant.placement.guarantees import bounded
-from cotenant.placement.objective import cautious, cautious_array
+from cotenant.placement.objective import cautious_array
 from cotenant.placement.shares import TOLERANCE
 from cotenant.placement.types import FitError, GpuView, Request, Resident
 
@@ -26,9 +26,13 @@ guaranteed compute."""
 
 @dataclass(slots=True, eq=False)
 class _Said:
-    """Predictions, which of their sets it is, and why the job may not be there, once somebody has asked."""
+    """Predictions, the slowdowns held against limits, which of their sets it is, and why the job may not be there.
+
+    The last once somebody has asked.
+    """
 
     answer: Throughputs
+    slowdowns: Floats
     row: int
     error: FitError | None = None
 
@@ -41,7 +45,6 @@ class Outlooks:
         places: Positions of the GPUs.
         views: All GPUs.
         request: What the job asks.
-        confidence: At which limits are checked.
         size: Number of jobs with the new one.
         saving: Packing saving of the GPU afterwards.
         own: Slowdown of the job, 1/n - 1.
@@ -56,7 +59,6 @@ class Outlooks:
     places: Sequence[int]
     views: Sequence[GpuView]
     request: Request
-    confidence: float
     size: Floats
     saving: Floats
     own: Floats
@@ -81,7 +83,7 @@ class Outlooks:
         for index in np.flatnonzero(~self.good).tolist():
             said, view = self.said[index], self.views[self.places[index]]
             if said.error is None:
-                said.error = _slowdown_error(self.request, view, self.after(index), self.confidence)
+                said.error = _slowdown_error(self.request, view, said.slowdowns[said.row].tolist())
             if said.error is None:  # one after the other would be faster, whatever slowdown the users accept
                 said.error = FitError("no_saving", view.gpu_id, 0.0, float(self.saving[index]))
             yield said.error
@@ -161,14 +163,14 @@ class Prospects:
         for gpu_type, some in _alike(self._now.stale(places, views), views):
             self._now.put(some, views, _now(gpu_type, some, views, predictor, settings))
         for gpu_type, some in _alike(numbers.stale(places, views), views):
-            found, answer = _prospects(request, gpu_type, some, views, predictor, settings)
+            found, answer, slowdowns = _prospects(request, gpu_type, some, views, predictor, settings)
             numbers.put(some, views, found)
-            said.update((place, _Said(answer, row)) for row, place in enumerate(some))
+            said.update((place, _Said(answer, slowdowns, row)) for row, place in enumerate(some))
             self._count += len(some)
         size, saving, own, lost, good = numbers.of(places)
         saved, score, before = self._now.of(places)
         return Outlooks(
-            places, views, request, settings.confidence, size, saving, own, lost, good > 0.0, saved, score,
+            places, views, request, size, saving, own, lost, good > 0.0, saved, score,
             lost - before, [said[place] for place in places],
         )  # fmt: skip
 
@@ -205,33 +207,32 @@ def _prospects(  # noqa: PLR0917 - the arguments of ``of``, and the type
     views: Sequence[GpuView],
     predictor: InterferencePredictor,
     settings: PlacementSettings,
-) -> tuple[list[Floats | float], Throughputs]:
-    """Return size, saving, own, lost and good of ``Outlooks``, and what is predicted."""
+) -> tuple[list[Floats | float], Throughputs, Floats]:
+    """Return size, saving, own, lost and good of ``Outlooks``, what is predicted, and slowdowns held against limits."""
     residents, newcomer = [views[place].residents for place in places], request.on(gpu_type)
     profiles = [[*(each.profile for each in some), newcomer] for some in residents]
     kept = [[*(each.min_compute for each in some), request.compute or 0.0] for some in residents]
     said = bounded(predict_arrays(predictor, profiles, gpu_type), profiles, kept)
     saving = 1.0 - 1.0 / fsums(said.mid)
     limits = np.array([[*(each.max_slowdown for each in some), request.max_slowdown] for some in residents])
-    slowed = (1.0 / cautious_array(said, settings.confidence) > limits + TOLERANCE).any(axis=1)
+    slowdowns = 1.0 / cautious_array(said, settings.confidence)
+    slowed = (slowdowns > limits + TOLERANCE).any(axis=1)
     lost = fsums(_weights(residents) * (1.0 / said.mid[:, :-1] - 1.0))
     own = 1.0 / said.mid[:, -1] - 1.0
-    return [float(limits.shape[1]), saving, own, lost, np.where(slowed | (saving <= 0.0), 0.0, 1.0)], said
+    good = np.where(slowed | (saving <= 0.0), 0.0, 1.0)
+    return [float(limits.shape[1]), saving, own, lost, good], said, slowdowns
 
 
 def _weights(residents: Sequence[Sequence[Resident]]) -> Floats:
     return np.array([[each.weight for each in some] for some in residents], dtype=np.float64)
 
 
-def _slowdown_error(
-    request: Request, gpu: GpuView, after: Sequence[ThroughputPrediction], confidence: float
-) -> FitError | None:
-    """Check every affected job's predicted slowdown, at this confidence, against its limit."""
-    own = 1.0 / cautious(after[-1], confidence)
+def _slowdown_error(request: Request, gpu: GpuView, slowdowns: Sequence[float]) -> FitError | None:
+    """Hold the slowdown of every resident, in order, and last of the job against its limit."""
+    own = slowdowns[-1]
     if own > request.max_slowdown + TOLERANCE:
         return FitError("slowdown_self", gpu.gpu_id, own, request.max_slowdown)
-    for resident, prediction in zip(gpu.residents, after, strict=False):
-        slowdown = 1.0 / cautious(prediction, confidence)
+    for resident, slowdown in zip(gpu.residents, slowdowns, strict=False):
         if slowdown > resident.max_slowdown + TOLERANCE:
             return FitError("slowdown_neighbour", gpu.gpu_id, slowdown, resident.max_slowdown)
     return None
