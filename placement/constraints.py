@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -105,15 +105,16 @@ class Examination:
         most_jobs: int | None = None,
     ) -> None:
         self.request, self._part = request, part_of(gpus)
-        self.fleet, places = self._part.fleet, self._part.places
+        self.fleet, places, self._rows = self._part.fleet, self._part.places, self._part.rows
         self._predictor, self._settings = predictor, settings
         self._limit = settings.max_jobs_per_gpu if most_jobs is None else most_jobs
-        self._needs = memory_needs(request, self.fleet.capacity[self._part.rows], settings.memory_margin)
+        self._needs = memory_needs(request, self.fleet.capacity[self._rows], settings.memory_margin)
         self.rooms = rooms(self.fleet, request)
         self._shared: Outlooks | None = None
         self._gain, self._harm = _NOTHING, _NOTHING  # of the same GPUs
         self._alone: dict[int, Outlook] = {}
-        fits, busy = self._screen(), self.fleet.crowd[self._part.rows] > 0
+        self._apart = self._kept_apart()
+        fits, busy = self._screen(), self.fleet.crowd[self._rows] > 0
         self._empty, self._crowded = places[fits & ~busy], places[fits & busy]
 
     def empty(self) -> Candidates:
@@ -170,14 +171,17 @@ class Examination:
         """Return the refusal, once these were found to be all that may take the job, and too few."""
         if not self._part.why:
             return NoFit(self.request.job_id, (), never=False)
-        needs, capacity = self._needs, self.fleet.capacity[self._part.rows]
+        needs, capacity = self._needs, self.fleet.capacity[self._rows]
         looked_at = 0 if self._shared is None else len(self._shared.places)
-        errors = [*self._screening_errors(), *folded(() if self._shared is None else self._shared.errors())]
+        errors = [
+            *first_errors(self._part, self._tests()),
+            *folded(() if self._shared is None else self._shared.errors()),
+        ]
         if looked_at < len(self._crowded):
             errors.append(FitError("not_tried", None, count=len(self._crowded) - looked_at))
         possible = (needs <= capacity) | (capacity == 0)
         if self.request.gpus > 1:
-            possible &= ~self.fleet.instance[self._part.rows]
+            possible &= ~self.fleet.instance[self._rows]
         return refuse(self.request, self._part, errors, usable.places, self._part.places[possible])
 
     def _needs_at(self, places: Integers) -> Integers:
@@ -198,15 +202,14 @@ class Examination:
 
     def _screen(self) -> Flags:
         """Return where everything but the interference lets the job in."""
-        fleet, request, rows = self.fleet, self.request, self._part.rows
+        fleet, request, rows = self.fleet, self.request, self._rows
         crowd = fleet.crowd[rows]
         joins = (crowd < self._limit) & (fleet.observed_s[rows] >= self._settings.profile_s)
         joins &= fleet.reservable[rows] + TOLERANCE >= (request.compute or FLOOR)
         if request.exclusive or request.profile.source == "unknown":
             joins[:] = False
-        apart = self._apart()
-        if apart is not None:
-            joins &= ~apart
+        if self._apart is not None:
+            joins &= ~self._apart
         open_ = fleet.schedulable[rows] & ~fleet.exclusive[rows] & (self._needs <= fleet.free[rows])
         if request.gpus > 1:
             open_ &= ~fleet.instance[rows]
@@ -217,40 +220,39 @@ class Examination:
         fits: Flags = open_ & (joins | (crowd == 0))
         return fits
 
-    def _screening_errors(self) -> list[FitError]:
-        """Return the first reason against each GPU that is none of the interference, one error per kind."""
-        request, fleet, needs, settings = self.request, self.fleet, self._needs, self._settings
-        rows, wanted = self._part.rows, request.compute or FLOOR
-        capacity, free, crowd = fleet.capacity[rows], fleet.free[rows], fleet.crowd[rows]
-        reservable, busy = fleet.reservable[rows], crowd > 0
-        tests: list[_Test] = [
-            ("memory_never", (needs > capacity) & (capacity > 0), needs, capacity),
-            ("not_schedulable", ~fleet.schedulable[rows], None, None),
-            ("exclusive_resident", fleet.exclusive[rows], None, None),
-            ("memory_short", needs > free, needs, free),
-            ("share_limit", busy & (crowd >= self._limit), crowd + 1, float(self._limit)),
-            ("unprofiled_resident", fleet.observed_s[rows] < settings.profile_s, None, None),
-            ("compute_short", busy & (wanted > reservable + TOLERANCE), wanted, reservable),
-        ]
+    def _tests(self) -> Iterator[_Test]:
+        """Yield what may be in the way besides the interference, the first reason first; worked out when asked for."""
+        request, fleet, needs, rows = self.request, self.fleet, self._needs, self._rows
+        capacity, crowd, busy = fleet.capacity[rows], fleet.crowd[rows], fleet.crowd[rows] > 0
+        unknown, wanted = request.profile.source == "unknown", request.compute or FLOOR
         never, short = processor_tests(request, self._part)
-        if not request.shares_instance:
-            tests.insert(3, ("instance_wanted", busy & fleet.instance[rows], None, None))
-        if request.exclusive:
-            tests.insert(3, ("exclusive_wanted", busy, None, None))
-        apart = self._apart()
-        if apart is not None:
-            tests.insert(3, ("anti_affinity", apart, None, None))
+        yield from never
+        yield "memory_never", (needs > capacity) & (capacity > 0), needs, capacity
         if request.gpus > 1:
-            tests.insert(1, ("instance", fleet.instance[rows], None, None))
-        if request.profile.source == "unknown":
+            yield "instance", fleet.instance[rows], None, None
+        yield "not_schedulable", ~fleet.schedulable[rows], None, None
+        yield "exclusive_resident", fleet.exclusive[rows], None, None
+        if self._apart is not None:
+            yield "anti_affinity", self._apart, None, None
+        if request.exclusive:
+            yield "exclusive_wanted", busy, None, None
+        if not request.shares_instance:
+            yield "instance_wanted", busy & fleet.instance[rows], None, None
+        if unknown and request.memory_bytes is None:
             # It would reserve the whole GPU: by how much that is more than what is free says nothing of the job.
-            place = -2 if request.memory_bytes is not None else [kind for kind, *_ in tests].index("memory_short")
-            tests.insert(place, ("unprofiled_self", busy, None, None))
-        return first_errors(self._part, [*never, *tests, *short])
+            yield "unprofiled_self", busy, None, None
+        yield "memory_short", needs > fleet.free[rows], needs, fleet.free[rows]
+        yield "share_limit", busy & (crowd >= self._limit), crowd + 1, float(self._limit)
+        if unknown and request.memory_bytes is not None:
+            yield "unprofiled_self", busy, None, None
+        yield "unprofiled_resident", fleet.observed_s[rows] < self._settings.profile_s, None, None
+        reservable = fleet.reservable[rows]
+        yield "compute_short", busy & (wanted > reservable + TOLERANCE), wanted, reservable
+        yield from short
 
-    def _apart(self) -> Flags | None:
+    def _kept_apart(self) -> Flags | None:
         """Return where the job or a resident keeps the two apart; None when nobody says anything of the kind."""
-        fleet, rows = self.fleet, self._part.rows
+        fleet, rows = self.fleet, self._rows
         asked = np.flatnonzero(fleet.crowd[rows] > 0 if self.request.anti_affinity else fleet.particular[rows])
         if not len(asked):
             return None
@@ -321,6 +323,8 @@ def first_errors(gpus: Part, tests: Iterable[_Test]) -> list[FitError]:
         if np.count_nonzero(failing):  # several times as fast as any()
             left &= ~failing
             errors.append(_error(kind, gpus, np.flatnonzero(failing), needed, available))
+            if not np.count_nonzero(left):
+                break
     return errors
 
 
