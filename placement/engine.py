@@ -157,8 +157,15 @@ class Static:
         waiting_gpus: int,
     ) -> Placement | NoFit:
         """See ``PlacementPolicy.place``."""
-        part, errors = part_of(gpus), [self._error(request, gpu, settings.static_slots) for gpu in gpus]
+        part = part_of(gpus)
         never, short = processor_tests(request, part)
+        hopeless = np.zeros(len(part), dtype=np.bool_)  # what can never be met is told before what is in the way now
+        for _, fails, _, _ in never:
+            hopeless |= fails
+        errors = [
+            None if lost else self._error(request, gpu, settings.static_slots)
+            for gpu, lost in zip(gpus, hopeless.tolist(), strict=True)
+        ]
         fits = np.array([error is None for error in errors], dtype=np.bool_)
         tests = [(kind, fails & fits, needed, there) for kind, fails, needed, there in (*never, *short)]
         lacking = first_errors(part, tests)

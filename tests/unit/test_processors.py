@@ -105,6 +105,15 @@ def test_what_does_not_fit_now(name: str) -> None:
     assert not answer.never
 
 
+@pytest.mark.parametrize("name", policy_names())
+def test_what_never_fits_is_told_before_what_is_in_the_way_now(name: str) -> None:
+    gpus = [gpu(f"g{number}", host="a", cpus=4.0, schedulable=False) for number in range(2)]
+    answer = policy(name).place(request(memory=GIB, gpus=2, cpus=2.5), gpus, RULE, SETTINGS, 9)
+    assert isinstance(answer, NoFit)
+    assert answer.never
+    assert {(error.kind, error.never) for error in answer.errors} == {("cpus_never", True)}
+
+
 def test_counts_in_thousandths_leave_nothing_behind() -> None:
     fleet = Fleet(cluster((1.0, 2)))
     for _ in range(7):
