@@ -336,7 +336,7 @@ _HINTS: Mapping[str, _Hint] = {
         "Where the GPUs of one job may lie: all on one host, or anywhere in the cluster.",
     ),
     "expected_duration": _Hint(
-        "expected_duration_s", _duration, _DURATIONS, "How long the job would take alone.", "none"
+        "expected_duration_s", _duration, _DURATIONS, "How long it would take alone on its fastest GPU.", "none"
     ),
     "framework": _Hint("framework", _identifier, _NAME, 'Framework of the program, for example "torch".', "none"),
     "batch_size": _Hint(

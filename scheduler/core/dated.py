@@ -24,8 +24,9 @@ class Dated:
 
     def __init__(self) -> None:
         self._rows = Columns(
-            seq=int, deadline=float, expected=float, done=float, at=float, speed=float, urgency=float, at_risk=bool
-        )
+            seq=int, deadline=float, expected=float, done=float, at=float, speed=float, alone=float, urgency=float,
+            at_risk=bool,
+        )  # fmt: skip
         self._row: dict[str, int] = {}
         self._ids: list[str] = []
         self._rests_on: dict[str, tuple[object, ...]] = {}  # what a row is made of
@@ -61,6 +62,7 @@ class Dated:
             done=done,
             at=at,
             speed=speed,
+            alone=1.0 if progress is None else progress.alone,
             urgency=job.urgency,
             at_risk=job.at_risk,
         )
@@ -83,9 +85,9 @@ class Dated:
     def _stirred(self, now: float, settings: SchedulingSettings) -> Flags:
         columns = self._rows
         was_at_risk, before, speed = columns.flags("at_risk"), columns.floats("urgency"), columns.floats("speed")
-        left_s = columns.floats("deadline") - now
-        done = columns.floats("done") + speed * np.maximum(0.0, now - columns.floats("at"))
-        alone_s = columns.floats("expected") - done
+        left_s, alone = columns.floats("deadline") - now, columns.floats("alone")
+        done = columns.floats("done") + alone * speed * np.maximum(0.0, now - columns.floats("at"))
+        alone_s = (columns.floats("expected") - done) / alone
         known = alone_s > 0.0  # never so for those that do not say
         lost = np.where(known, alone_s > left_s, left_s <= 0.0)
         margin = np.where(was_at_risk, 2.0 * MARGIN, MARGIN)

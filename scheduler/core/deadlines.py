@@ -1,8 +1,8 @@
 """Whether a job will make its deadline: what it still has to run, at the present speed and alone.
 
-How long a job runs alone is its hint ``expected_duration``; what it has done of that is summed up from its measured
-step rate relative to the one it has alone (before it is measured: from the predicted one). A job that runs longer than
-its hint said has an unknown time left.
+How long a job runs alone on its fastest GPU type is its hint ``expected_duration``; what it has done of that is summed
+up from its measured step rate relative to the one it has alone (before it is measured: from the predicted one), and on
+GPUs of a slower type it does less in proportion. A job that runs longer than its hint said has an unknown time left.
 
 A deadline is *at risk* when at the present speed less than ``MARGIN`` of the time needed is left to spare, although
 alone on its GPUs the job would make it: then more of its GPUs helps, and neighbours yield. It is *lost* when even that
@@ -44,15 +44,15 @@ class Outlook:
 
 
 def done_s(progress: Progress, now: float) -> float:
-    """Return how many seconds' worth of running alone the job has done."""
-    return progress.done_s + progress.speed * max(0.0, now - progress.at)
+    """Return how many seconds' worth of running alone on its fastest GPU type the job has done."""
+    return progress.done_s + progress.alone * progress.speed * max(0.0, now - progress.at)
 
 
 def at_speed(progress: Progress, speed: float, now: float) -> Progress:
-    """Return the progress of a job that goes at this speed (1 = as alone) from now on."""
+    """Return the progress of a job that goes at this speed (1 = as alone on its GPUs) from now on."""
     if abs(speed - progress.speed) < NOTED_SPEED_CHANGE:
         return progress
-    return Progress(done_s(progress, now), now, max(SLOWEST, speed))
+    return Progress(done_s(progress, now), now, max(SLOWEST, speed), progress.alone)
 
 
 def attained_s(job: Job, progress: Progress | None, now: float) -> float:
@@ -72,8 +72,11 @@ def runs_since(job: Job) -> float | None:
 
 
 def remaining_alone_s(hints: Hints, progress: Progress | None, now: float) -> float | None:
-    """Return what the job still has to run if it were alone, seconds; None when that is not known."""
-    return left_of(hints, done_s(progress, now) if progress else 0.0)
+    """Return what the job still has to run if it were alone on its GPUs, seconds; None when that is not known."""
+    if progress is None:
+        return left_of(hints, 0.0)
+    left_s = left_of(hints, done_s(progress, now))
+    return None if left_s is None else left_s / progress.alone
 
 
 def left_of(hints: Hints, done: float) -> float | None:
@@ -112,7 +115,7 @@ def ends(jobs: Iterable[tuple[Job, Progress | None]]) -> tuple[float, float, flo
         elif progress is None:
             starting = max(starting, expected_s)
         else:
-            end = progress.at + (expected_s - progress.done_s) / progress.speed
+            end = progress.at + (expected_s - progress.done_s) / (progress.alone * progress.speed)
             first, last = min(first, end), max(last, end)
     return first, last, starting
 

@@ -11,6 +11,7 @@ from cotenant.placement.resize import UsageSignal
 from cotenant.placement.types import Share
 from cotenant.scheduler.core import outgrown
 from cotenant.scheduler.core.allocations import resources_asked
+from cotenant.scheduler.core.begun import begun
 from cotenant.scheduler.core.deadlines import at_speed
 from cotenant.scheduler.core.events import (
     ClientLost,
@@ -56,7 +57,6 @@ from cotenant.scheduler.core.model import (
     Host,
     Job,
     JobState,
-    Progress,
     RestartPolicy,
     StateChange,
 )
@@ -183,7 +183,7 @@ def job_started(turn: Turn, event: JobStarted) -> None:
         job = advance(job, JobState.RUNNING, turn.now, "all its processes run")
         job = replace(job, started_at=turn.now, let_down=0, frozen=None, awaits_memory=False)
         if job.spec.hints.expected_duration_s is not None:
-            turn.state.note_progress(job, Progress(job.done_s, turn.now, job.predicted or 1.0))
+            turn.state.note_progress(job, begun(turn.state, job))
     turn.state.put(job)
 
 

@@ -259,17 +259,19 @@ class Outgrown:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is, in seconds' worth of running alone.
+    """How far a job is, in seconds' worth of running alone on its fastest GPU type.
 
     Attributes:
         done_s: Done until ``at``.
         at: Unix seconds.
-        speed: Since then, relative to running alone.
+        speed: Since then, relative to running alone on the GPUs it has.
+        alone: How fast it is alone on these against its fastest type, in (0, 1].
     """
 
     done_s: float
     at: float
     speed: float
+    alone: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Savers:
         points, critical, _ = lasting_parts(job)
         since = runs_since(job)
         idle = (job.done_s, 0.0, 0.0) if since is None else (job.done_s, 1.0, since)
-        done, speed, at = idle if progress is None else (progress.done_s, progress.speed, progress.at)
+        done, speed, at = idle if progress is None else (progress.done_s, progress.alone * progress.speed, progress.at)
         self._rows.fill(
             row,
             seq=job.seq,

@@ -350,12 +350,15 @@ class CoreShell:
         )
 
     def _plain_hints(self, run: Run) -> Hints:
-        job = run.job
+        job, truth = run.job, self.world.truth
+        fastest = max(truth.alone(job.workload, each, job.gpus) for each in dict.fromkeys(self.world.gpu_type))
+        # An estimate is meant on the type that the trace's run times are, a hint on the job's fastest.
+        estimate_s = job.estimate_s / fastest if job.estimate_s is not None and fastest > 0.0 else job.estimate_s
         largest = max(node.gpus for node in self.world.cluster.nodes)
         return Hints(
             gpus=job.gpus,
             gang="host" if job.gpus <= largest else "cluster",
-            expected_duration_s=job.estimate_s,
+            expected_duration_s=estimate_s,
             max_slowdown=job.max_slowdown,
             tenant=job.user or "default",
             restart="on_failure",

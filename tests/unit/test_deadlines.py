@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling import GIB, Driver, host, measurement, profile, report, spec
+from scheduling import GIB, Driver, host, measurement, profile, report, settings, spec
 
 from cotenant.configs.settings import SchedulingSettings
 from cotenant.placement.types import Share
@@ -17,6 +17,8 @@ from cotenant.scheduler.core.dated import Dated
 from cotenant.scheduler.core.deadlines import (
     at_speed,
     done_s,
+    ends,
+    expected_end,
     remaining_alone_s,
     running_outlook,
     tell,
@@ -104,6 +106,36 @@ def test_progress_adds_up() -> None:
     assert (remaining_alone_s(hints, progress, 150.0), remaining_alone_s(hints, progress, 300.0)) == (25.0, None)
 
 
+def test_on_a_slower_gpu_type_all_of_it_takes_longer() -> None:
+    """Half as fast alone, and slowed down to a half by a neighbour: a quarter of the work of the fastest type."""
+    progress = at_speed(Progress(0.0, 0.0, 1.0, alone=0.5), 0.5, 0.0)
+    hints = Hints(expected_duration_s=100.0, deadline_s=250.0)
+    job = Job(spec("j", expected_duration_s=100.0, deadline_s=250.0), JobState.RUNNING, queued_at=0.0)
+    assert done_s(progress, 200.0) == 50.0
+    assert remaining_alone_s(hints, progress, 200.0) == 100.0
+    assert expected_end(job, progress, 3.0, 200.0) == (400.0, 500.0)
+    assert ends([(job, progress)])[:2] == (400.0, 400.0)
+    outlook = running_outlook(job, progress, 200.0)
+    assert outlook is not None
+    assert (outlook.needs_s, outlook.alone_s, outlook.lost) == (200.0, 100.0, True)
+
+
+def test_what_a_job_has_done_counts_the_speed_of_its_gpu_type() -> None:
+    """Measured or not: a step rate tells how fast a job goes against alone on the same GPU."""
+    slow, fast = host("slow"), host("fast")
+    fast = replace(fast, gpus=tuple(replace(gpu, gpu_type="fast") for gpu in fast.gpus))
+    driver = Driver(slow, fast, configured=settings(speeds={"fast": 4.0}))
+    for each in ("first", "second"):
+        driver.run(spec(each, expected_duration_s=1000.0, isolation="hard", checkpoint="own"))
+    for unmeasured in (True, False):
+        driver.do(Tick(), after_s=100.0)
+        done = {each: done_s(driver.core.state.progress[each], driver.now) for each in ("first", "second")}
+        assert done["first"] == pytest.approx(4.0 * done["second"], rel=0.05), unmeasured
+        for each, where in (("first", "fast"), ("second", "slow")):
+            busy = profile(0.9, GIB, rate=10.0)
+            driver.do(report(where, measurement(each, f"{where}-0", busy, step_rate=10.0)))
+
+
 def side_by_side(deadline_in_s: float) -> Driver:
     """Two busy jobs that want a whole GPU each; "a" has a deadline and says how long it runs alone."""
     driver = Driver(host())
@@ -187,7 +219,8 @@ def _dated(draw: st.DrawFn, seq: int) -> tuple[Job, Progress | None]:
         seq=seq,
     )
     named = replace(job, spec=replace(job.spec, job_id=f"j{seq}"))
-    done = st.builds(Progress, now_and_then, st.sampled_from([NOW - 50.0, NOW, NOW + 5.0]), st.sampled_from([0.5, 1.0]))
+    since, speed = st.sampled_from([NOW - 50.0, NOW, NOW + 5.0]), st.sampled_from([0.5, 1.0])
+    done = st.builds(Progress, now_and_then, since, speed, st.sampled_from([0.25, 1.0]))
     return named, draw(st.none() | done)
 
 
