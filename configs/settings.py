@@ -53,8 +53,9 @@ class AccountSettings(_Section):
 
 
 class SchedulingSettings(_Section):
-    """Who comes first, and who may have how much."""
+    """What is aimed at, who comes first, and who may have how much."""
 
+    aim: Literal["completion", "makespan"] = "completion"
     queues: Mapping[Name, AccountSettings] = {}
     tenants: Mapping[Name, AccountSettings] = {}
     other_queues: AccountSettings = AccountSettings()

@@ -16,7 +16,6 @@ from scheduling import GIB, half, host, measurement, profile, report, settings, 
 from simulated_agents import Agent, Part
 
 from cotenant.configs.settings import (
-    AccountSettings,
     LeaseSettings,
     PlacementSettings,
     RebalanceSettings,
@@ -208,10 +207,13 @@ class Cluster(RuleBasedStateMachine):
         resize=st.booleans(),
         most_gpus=st.sampled_from([None, None, 1.5]),
         factor=st.sampled_from([1.0, 1.5]),
+        aim=st.sampled_from(["completion", "makespan"]),
     )
-    def change_settings(self, policy: str, bias: float, resize: bool, most_gpus: float | None, factor: float) -> None:
+    def change_settings(  # noqa: PLR0917 - hypothesis gives them by name
+        self, policy: str, bias: float, resize: bool, most_gpus: float | None, factor: float, aim: str
+    ) -> None:
         packing = PlacementSettings.model_validate({"policy": policy, "packing_bias": bias})
-        ordering = SchedulingSettings(other_tenants=AccountSettings(most_gpus=most_gpus))
+        ordering = SchedulingSettings.model_validate({"aim": aim, "other_tenants": {"most_gpus": most_gpus}})
         moving = RebalanceSettings(move_cost_s=5.0, priority_factor=factor)
         self.happen(SettingsChanged(packing, ResizeSettings(enabled=resize), ordering, moving))
 

@@ -51,6 +51,9 @@ class Board:
         standing: What priority values rest on.
         statement: The GPUs as they will be.
         taken: Jobs that leave their GPUs.
+        predictor: Predicts how jobs on one GPU slow each other down.
+        packing: How jobs are packed.
+        closed: By position, whether somebody has a claim on the GPU, or it is held.
     """
 
     def __init__(self, turn: Turn, policy: PlacementPolicy, predictor: InterferencePredictor) -> None:
@@ -59,8 +62,8 @@ class Board:
         self.standing = turn.state.standing()
         self.statement = Statement(turn.state.fleet())
         self.taken: set[str] = set()
-        self._policy, self._predictor = policy, predictor
-        self._packing = turn.state.settings.placement
+        self._policy, self.predictor = policy, predictor
+        self.packing = turn.state.settings.placement
         self._places: dict[str, tuple[str, ...]] = {}  # of jobs that are placed elsewhere on the board
         # What does not change on the board is worked out once.
         self._leased: dict[str, tuple[str, ...]] = {}  # GPUs of jobs that stay where they are
@@ -70,7 +73,7 @@ class Board:
         self._slower_on: dict[tuple[str, str], float] = {}
         self._together = Together(predictor)
         self._without: dict[tuple[int, str], tuple[GpuView, GpuView]] = {}  # by identity of the first, kept for it
-        self._closed = self._now_closed()
+        self.closed = self._now_closed()
         self._shared = turn.state.settings.checkpoints.directory is not None
 
     def close(self) -> None:
@@ -180,14 +183,14 @@ class Board:
 
     def open_to(self, job: Job, places: Integers) -> Integers:
         """Return those of these GPUs that are open to the job."""
-        open_ = places[~self._closed[places]]
+        open_ = places[~self.closed[places]]
         only = places_of(self.state, self.statement.fleet, job)
         return open_ if only is None else np.intersect1d(open_, only)
 
     def empty(self) -> Integers:
         """Return the GPUs that carry nobody and that nobody has a claim on."""
         fleet = self.statement.fleet
-        return np.flatnonzero((fleet.crowd == 0) & fleet.schedulable & ~self._closed)
+        return np.flatnonzero((fleet.crowd == 0) & fleet.schedulable & ~self.closed)
 
     def paces(self, job_ids: Iterable[str], without: str | None = None) -> dict[str, Pace]:
         """Return how these jobs are predicted to go, or would if one other left its GPUs."""
@@ -208,7 +211,7 @@ class Board:
         slower = self._slower_on.get((job_id, gpu_type))
         if slower is None:
             request = self.state.request_of(self.state.jobs[job_id])
-            slower = self._slower_on[job_id, gpu_type] = slowness(gpu_type, request, self._packing)
+            slower = self._slower_on[job_id, gpu_type] = slowness(gpu_type, request, self.packing)
         return slower
 
     def _gpus_of(self, job_id: str) -> list[GpuView]:
@@ -254,7 +257,7 @@ class Board:
 
     def _answer(self, job: Job, places: Integers, *, why: bool) -> Placement | NoFit:
         gpus, request = Part(self.statement.fleet, places, why=why), self.state.request_of(job)
-        return self._policy.place(request, gpus, self._predictor, self._packing, request.gpus)
+        return self._policy.place(request, gpus, self.predictor, self.packing, request.gpus)
 
     def take_back(self, mark: int, job_id: str) -> None:
         """Undo everything since a checkpoint of the statement, the placement of this job included."""
@@ -283,8 +286,8 @@ class Board:
             views=tuple(map(fleet.views.__getitem__, places.tolist())),
             open_places=self.open_to(job, places).tobytes(),
             leaving=tuple(leaving),
-            predictor=self._predictor,
-            packing=self._packing,
+            predictor=self.predictor,
+            packing=self.packing,
         )
 
     # -- deciding ---------------------------------------------------------------------------------------------------
@@ -308,7 +311,7 @@ class Board:
         ]
         grace = max((leaves_within_s(other, settings) for other in [*leaving, *before]), default=0.0)
         self.state.moves.claim(job_id, gpu_ids, self.now + grace + CLAIM_SLACK_S)
-        self._closed = self._now_closed()
+        self.closed = self._now_closed()
 
     def _now_closed(self) -> Flags:
         """Return which GPUs somebody has a claim on, or are held; the processors these wait for are kept too."""

@@ -31,6 +31,8 @@ def tell(why: Interruption) -> str:
             places = "changes places on GPUs of several types with others"
             loses = (why.gain_s or 0.0) < 0.0
             return f"{places}, who gain more speed by it than it loses" if loses else f"{places}: {_worth(why)}"
+        case "yield":
+            return "leaves its GPUs to others: all jobs together get on better so (setting scheduling.aim)"
         case _:
             return "as asked"
 

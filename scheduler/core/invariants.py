@@ -59,7 +59,8 @@ def check(state: State) -> None:
 
 
 def _check_claims(state: State) -> None:
-    claimed = [gpu_id for claim in state.moves.claims.values() for gpu_id in claim.gpu_ids]
+    sets = {frozenset(claim.gpu_ids) for claim in state.moves.claims.values()}  # of two that come together: the same
+    claimed = [gpu_id for each in sets for gpu_id in each]
     if len(set(claimed)) != len(claimed):
         raise InvariantViolation(f"GPUs are claimed twice: {state.moves.claims}")
     for job_id in state.moves.claims:

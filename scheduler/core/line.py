@@ -20,7 +20,14 @@ from cotenant.scheduler.core.attempts import Attempts
 from cotenant.scheduler.core.columns import Columns
 from cotenant.scheduler.core.deadlines import left_of
 from cotenant.scheduler.core.model import Job
-from cotenant.scheduler.core.priority import AGE_WORTH_A_CLASS_S, Standing, lasting_parts, pace_of, pressing_parts
+from cotenant.scheduler.core.priority import (
+    AGE_WORTH_A_CLASS_S,
+    SLOWEST_PACE,
+    Standing,
+    lasting_parts,
+    pressing_parts,
+    size_part,
+)
 from cotenant.scheduler.core.requests import Key
 from cotenant.scheduler.core.snapshot import Told
 
@@ -84,7 +91,7 @@ class Line:
         self._of_program: dict[str, dict[int, Ask]] = {}  # asks by the program whose profile counts
         self._program: dict[str, str] = {}
         self._rows = Columns(
-            points=float, critical=float, small=float, pace=float, deadline=float, duration=float, left=float,
+            points=float, critical=float, small=float, deadline=float, duration=float, left=float,
             queued_at=float, not_before=float, slowdown=float, seq=int, gpus=int, ask=int, tenant=int, queue=int,
         )  # fmt: skip
         self._row: dict[str, int] = {}
@@ -126,7 +133,6 @@ class Line:
             points=points,
             critical=critical,
             small=small,
-            pace=pace_of(small),
             deadline=_NO_DEADLINE if hints.deadline_s is None else hints.deadline_s,
             duration=_UNKNOWN if hints.expected_duration_s is None else hints.expected_duration_s,
             left=_UNKNOWN if left_s is None else left_s,
@@ -415,13 +421,14 @@ class Line:
         tenants = np.array([standing.tenants.get(name, 1.0) for name in self._names])
         queues = np.array([standing.queues.get(name, 1.0) for name in self._names])
         fair = 0.5 * (tenants[columns.integers("tenant")[rows]] + queues[columns.integers("queue")[rows]])
+        size = size_part(columns.floats("small")[rows], rules)
         total = total + rules.urgency_weight * urgency
         total = total + rules.criticality_weight * columns.floats("critical")[rows]
-        total = total + rules.size_weight * columns.floats("small")[rows]
+        total = total + rules.size_weight * size
         total = total + rules.fair_share_weight * fair
         total = total + risk
         waited: Floats = np.maximum(0.0, now - columns.floats("queued_at")[rows])
-        waited = columns.floats("pace")[rows] * waited / AGE_WORTH_A_CLASS_S
+        waited = np.maximum(SLOWEST_PACE, 2.0 * size) * waited / AGE_WORTH_A_CLASS_S
         value: Floats = total + waited
         return value
 

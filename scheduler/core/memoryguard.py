@@ -15,7 +15,7 @@ from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.turn import Turn
 
 OVERRUN_MARGIN = 1.2  # memory given after an overrun, relative to what was used
-_TAKEN = ("priority", "shorter", "trade")  # interruptions of jobs whose places others are to have
+_TAKEN = ("priority", "shorter", "trade", "yield")  # interruptions of jobs whose places others are to have
 
 
 def foresee(turn: Turn, gpu_ids: Iterable[str]) -> None:

@@ -164,7 +164,7 @@ class StateChange:
     reason: str
 
 
-InterruptionKind = Literal["asked", "unshare", "trade", "apart", "priority", "shorter", "memory"]
+InterruptionKind = Literal["asked", "unshare", "trade", "apart", "priority", "shorter", "memory", "yield"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Interruption:
         kind: "asked" (somebody asked for it), "unshare" (GPUs were free, and it runs faster alone), "trade" (it and
             others changed places on GPUs of several types), "apart" (a job on its GPU was slowed down more than it
             accepts), "priority" (a more important job has its place), "shorter" (one that has much less to do has),
-            "memory" (a job on its GPU needs more memory).
+            "memory" (a job on its GPU needs more memory), "yield" (others get its GPUs, so that all get on best).
         at: When, Unix seconds.
         for_job: The job it makes room for.
         gain_s: Time that all jobs concerned are expected to save together, seconds, without the cost.

@@ -19,7 +19,7 @@ from cotenant.scheduler.core.board import Board
 from cotenant.scheduler.core.deadlines import left_of
 from cotenant.scheduler.core.model import Interruption, InterruptionKind, Job
 from cotenant.scheduler.core.moves import PATIENCE_S
-from cotenant.scheduler.core.priority import CLASS_POINTS, importance
+from cotenant.scheduler.core.priority import CLASS_POINTS, Standing, importance
 
 MOST_CLAIMANTS = 8  # waiting jobs that are looked at, of those that have waited long enough
 MUCH_MORE = 2.0  # times the GPU-seconds
@@ -86,7 +86,7 @@ def _movers(board: Board) -> _Movers:
 
 def _make_room_for(board: Board, job: Job, movers: _Movers) -> None:
     worth = importance(job, board.now, board.standing)
-    may = (movers.value * board.rules.priority_factor <= worth) | _have_much_more_left(movers, job)
+    may = (movers.value * board.rules.priority_factor <= worth) | _have_much_more_left(movers, job, board.standing)
     found = ((float(movers.value[place]), movers.job_ids[place]) for place in np.flatnonzero(may).tolist())
     victims = [(value, board.state.jobs[job_id]) for value, job_id in found if job_id not in board.taken]
     request, attempts = replace(board.state.request_of(job), job_id=""), board.state.line.attempts
@@ -106,10 +106,13 @@ def _make_room_for(board: Board, job: Job, movers: _Movers) -> None:
         return
 
 
-def _have_much_more_left(movers: _Movers, job: Job) -> Flags:
-    """Which running jobs have ``MUCH_MORE`` times left what a waiting one wants, and have waited little."""
+def _have_much_more_left(movers: _Movers, job: Job, standing: Standing) -> Flags:
+    """Which running jobs have ``MUCH_MORE`` times left what a waiting one wants, and have waited little.
+
+    None where the last end of all is aimed at: there short jobs have time.
+    """
     hints, wants_s = job.spec.hints, left_of(job.spec.hints, job.done_s)
-    if wants_s is None:
+    if wants_s is None or standing.settings.aim == "makespan":
         return np.zeros_like(movers.patient)
     more = MUCH_MORE * hints.gpus * wants_s <= movers.work_s
     return movers.patient & more & (movers.points <= CLASS_POINTS[hints.priority])

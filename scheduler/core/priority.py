@@ -8,7 +8,7 @@
 * C, criticality in [0, 1], is the hint; 0.5 when not said;
 * S, smallness in (0, 1], is ``3600 / (3600 + GPUs * left)``, an hour of one GPU counting half, where left is what the
   job is expected to have left: its expected duration less what it has done and saved, or where that is not known as
-  much as it has done, and an hour at least;
+  much as it has done, and an hour at least. Where the last end of all is aimed at (setting ``aim``), 1 - S counts;
 * F, fair share in (0, 1], is the mean of the factors of its tenant and its queue (see ``accounts.fair_share``);
 * risk is 1 while the deadline is at risk but can still be met (see ``deadlines``), else 0;
 * waited is the time the job has spent in the queue, over all its tries, and pace is ``max(2 S, SLOWEST_PACE)``: who
@@ -39,6 +39,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 
@@ -67,6 +68,8 @@ HELD_CHANGE = 0.25
 HEAVIEST = 16.0
 
 _DEFAULT = SchedulingSettings()
+
+Sized = TypeVar("Sized", float, Floats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,8 @@ def in_words(job: Job, now: float, standing: Standing = ALIKE) -> str:
         "criticality": " (not said)" if hints.criticality is None else "",
         "size": " (duration not said)" if hints.expected_duration_s is None else "",
     }
+    if standing.settings.aim == "makespan":
+        assumed["size"] += " (long jobs first: aim makespan)"
     made_of = ", ".join(f"{name} {part:.2f}{assumed.get(name, '')}" for name, part in value.items() if part)
     return f"priority value {sum(value.values()):.2f}: {made_of}"
 
@@ -143,15 +148,15 @@ def _terms(job: Job, now: float, standing: Standing) -> tuple[float, ...]:
 
 def _valued(job: Job, outlook: Outlook | None, done: float, waited_s: float, standing: Standing) -> tuple[float, ...]:
     hints, settings = job.spec.hints, standing.settings
-    small = _smallness(hints, done)
+    size = size_part(_smallness(hints, done), settings)
     return (
         CLASS_POINTS[hints.priority],
         settings.urgency_weight * urgency_of(outlook),
         settings.criticality_weight * _criticality(hints),
-        settings.size_weight * small,
+        settings.size_weight * size,
         settings.fair_share_weight * standing.fair(hints),
         RISK_POINTS if outlook is not None and outlook.at_risk else 0.0,
-        pace_of(small) * max(0.0, waited_s) / AGE_WORTH_A_CLASS_S,
+        pace_of(size) * max(0.0, waited_s) / AGE_WORTH_A_CLASS_S,
     )
 
 
@@ -160,9 +165,14 @@ def ordered(jobs: Iterable[Job], now: float, standing: Standing = ALIKE) -> list
     return sorted(jobs, key=lambda job: (-score(job, now, standing), job.seq))
 
 
-def pace_of(smallness: float) -> float:
+def size_part(smallness: Sized, settings: SchedulingSettings) -> Sized:
+    """Return the part of a value that rests on the size of a job, or of many: its smallness, or its largeness."""
+    return smallness if settings.aim == "completion" else 1.0 - smallness
+
+
+def pace_of(size: float) -> float:
     """Return how fast a job gets impatient, against one that wants one GPU for an hour, in [``SLOWEST_PACE``, 2]."""
-    return max(SLOWEST_PACE, 2.0 * smallness)
+    return max(SLOWEST_PACE, 2.0 * size)
 
 
 def overtaking_s(settings: SchedulingSettings, pace: float) -> float:
@@ -193,7 +203,7 @@ def share_weight(hints: Hints, urgency: float, settings: SchedulingSettings) -> 
         CLASS_POINTS[hints.priority]
         - 1.0
         + settings.criticality_weight * (_criticality(hints) - NEUTRAL)
-        + settings.size_weight * (_smallness(hints) - NEUTRAL)
+        + settings.size_weight * (size_part(_smallness(hints), settings) - NEUTRAL)
         + urgency
     )
     return float(min(HEAVIEST, max(1.0 / HEAVIEST, 2.0 ** min(level, 64.0))))

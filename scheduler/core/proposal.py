@@ -111,7 +111,7 @@ class Proposal:
         only = places_of(self.state, self.fleet, job)
         if only is not None and not set(map(self.fleet.position, claim.gpu_ids)) <= set(only.tolist()):
             return False
-        self._keep({gpu: owner for gpu, owner in claimed.items() if owner != job.spec.job_id})
+        self._keep({gpu: owner for gpu, owner in claimed.items() if gpu not in claim.gpu_ids})  # two may share one
         places = np.array(sorted(map(self.fleet.position, claim.gpu_ids)), dtype=np.int64)
         gpus = Part(self.fleet, places, why=False)
         answer = self.policy.place(request, gpus, self.predictor, self.packing, request.gpus)

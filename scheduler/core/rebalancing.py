@@ -12,7 +12,8 @@ job to be moved. What pays, in this order:
    or a neighbour moves to where all get along.
 4. **unshare** (``separation``): GPUs are free and nobody waits for them: a job that shares, or has
    slower ones, moves there.
-5. **trade** (``trading``): GPUs are of several types: jobs change places, fast ones go to who gains most by them.
+5. **trade**, **yield** (``trading``): GPUs are of several types, or the end of all jobs is aimed at: jobs change
+   places and make room for others, so that all together get on best.
 
 3 to 5 only when the time that all jobs concerned are expected to save (``placement.moving``) is well above the cost of
 a move. Nobody thrashes: a job is left alone for ``board.REST`` times the cost of a move after it got its GPUs, so moves

@@ -19,6 +19,7 @@ from cotenant.scheduler.core.priority import (
     Standing,
     had_waited_s,
     lasting_parts,
+    size_part,
 )
 
 _UNKNOWN = math.nan
@@ -161,11 +162,11 @@ class Savers:
         queues = np.array([standing.queues.get(name, 1.0) for name in self._names])
         left = columns.floats("expected")[rows] - done
         left = np.where(left > 0.0, left, np.maximum(SIZE_SCALE_S, done))
-        small = SIZE_SCALE_S / (SIZE_SCALE_S + columns.integers("gpus")[rows] * left)
+        size = size_part(SIZE_SCALE_S / (SIZE_SCALE_S + columns.integers("gpus")[rows] * left), rules)
         total = columns.floats("points")[rows] + rules.criticality_weight * columns.floats("critical")[rows]
-        total = total + rules.size_weight * small
+        total = total + rules.size_weight * size
         fair = 0.5 * (tenants[columns.integers("tenant")[rows]] + queues[columns.integers("queue")[rows]])
         total = total + rules.fair_share_weight * fair
         waited = np.maximum(0.0, columns.floats("waited")[rows])
-        value: Floats = total + np.maximum(SLOWEST_PACE, 2.0 * small) * waited / AGE_WORTH_A_CLASS_S
+        value: Floats = total + np.maximum(SLOWEST_PACE, 2.0 * size) * waited / AGE_WORTH_A_CLASS_S
         return value

@@ -1,139 +1,298 @@
-"""Jobs on GPUs of several types that change places: fast GPUs go to those who gain most by them.
+"""Jobs that change places, and make room for others, so that all together get on best.
 
-A job is placed when GPUs are free, and later comers find the fast ones taken. So now and then all movable jobs that
-have GPUs to themselves are assigned to GPU types anew, by an integer program::
+A job is placed when GPUs are free, and later comers find the fast ones taken. So now and then all movable jobs, and
+those that wait, are assigned anew, by an integer program over choices (one job alone, or two side by side, on the GPUs
+of one type on a host; where there are many hosts, on those of a type)::
 
-    maximise    sum over jobs j, types t of  x[j, t] w_j (speed_j[t] - speed_j[now] - moved[j, t] cost / left_j)
-    subject to  every job on one type, and no type used beyond the GPUs that these jobs have or that are free
+    maximise    sum over choices c of  x[c] sum over jobs j in c of  w_j (speed_j[c] - moved_j[c] cost / soon_j)
+    subject to  every job in one choice at most, and no part of the cluster used beyond the GPUs that these jobs have
+                or that are free
 
-with ``speed`` that on a type against the job's fastest, ``w`` its weight, ``left`` the seconds that it has left alone
-on its fastest type, and ``cost`` that of a move, ``WORTH`` times. What counts is how fast work gets done now, and not
-what each job saves until it ends: that would keep the fast GPUs for the longest jobs, though these get them anyway once
-the shorter ones are through. (Gavel, Narayanan et al. 2020, spreads every job over types in time instead.) Nobody is
-suspended for another: whoever runs goes on running.
+with ``speed`` against alone on the job's fastest type, ``cost`` that of a move, ``WORTH`` times, and ``soon`` what the
+job has left, at most ``HORIZON_S``: until then everything will have been assigned anew. The weight ``w`` follows from
+what the administrator aims at:
+
+* completion: weight of the job's share over the root of what it has left (an hour at least, where nobody knows). What
+  counts is how fast work gets done now, and not what each job saves until it ends: that would keep the fast GPUs for
+  the longest jobs, though these get them anyway once the shorter ones are through.
+* makespan: weight of the share times what a second of its work is worth for the end of all (``prices``).
+
+Somebody may be suspended by it, but nobody of a higher class than those who wait. Nobody starves: who waits comes first
+in the end (``priority``), and then has its GPUs for ``board.REST`` times the cost of a move at least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cotenant.placement.fleet import Flags, Floats, Integers
+from cotenant.placement.fleet import Flags, Fleet, Floats, Integers
 from cotenant.scheduler.core.board import WORTH, Board
-from cotenant.scheduler.core.model import Interruption, Job
+from cotenant.scheduler.core.choices import Choices, possible
+from cotenant.scheduler.core.deadlines import attained_s
+from cotenant.scheduler.core.model import Interruption, InterruptionKind, Job
+from cotenant.scheduler.core.moves import PATIENCE_S
+from cotenant.scheduler.core.prices import prices_of_work
+from cotenant.scheduler.core.priority import CLASS_POINTS, SIZE_SCALE_S
 
-MOST_JOBS = 256  # that are assigned
-MOST_TRIES = 4  # a job for which there turns out to be no place stays, and the others are assigned once more
+MOST_JOBS = 128  # that run, and as many that wait
+MOST_HOSTS = 16  # that are told apart
+MOST_CHOICES = 10_000  # beyond, nobody is put beside another
+MOST_TRIES = 4  # a choice for which there turns out to be no place is struck out, and all are assigned once more
 MOST_NODES = 200  # of the search
-_GAP = 1e-3  # relative, to the best assignment
+HORIZON_S: Mapping[str, float] = {"completion": 900.0, "makespan": 1800.0}
+LEAST_LEFT_S = 60.0
+LEAST_PRICE = 0.02  # of the mean: who has time is not left aside for ever
+_GAP = 1e-4  # relative, to the best assignment
+_NOWHERE, _NOBODY = -1, -1
 
 
 def trade(board: Board) -> None:
-    """Have jobs change places where all together save by it what is well above the cost of their moves."""
-    fleet = board.statement.fleet
-    if len(fleet.kinds) < 2:
+    """Have jobs change places, start and make room where that is worth well above the cost of the moves."""
+    fleet, aim = board.statement.fleet, board.state.settings.scheduling.aim
+    if len(fleet.kinds) < 2 and aim == "completion":
         return
     board.look_when_rested()
-    jobs = [job for job in board.movable() if _has_gpus_to_itself(board, job)][:MOST_JOBS]
-    if not jobs:
+    movable = {job.spec.job_id for job in board.movable()}
+    if not movable:
         return
-    kind = np.array([fleet.kind[fleet.position(board.places(job.spec.job_id)[0])] for job in jobs])
-    left_s = np.array([board.left_s(job.spec.job_id) for job in jobs])
-    slower = np.array([[board.slower_on(job.spec.job_id, name) for name in fleet.kinds] for job in jobs])
-    gpus, worth = np.array([job.spec.hints.gpus for job in jobs]), _worth(board, jobs, kind, slower, left_s)
-    rows = np.arange(len(jobs))
+    savers = board.state.savers  # those that may not move yet count for what work is worth
+    running = [board.state.jobs[job_id] for job_id in savers.ids(savers.running()[:MOST_JOBS])]
+    crew = _Crew(board, running, _waiting(board), movable)
+    choices, worth = crew.offered()
     for _ in range(MOST_TRIES):
-        chosen = _assigned(worth, gpus, kind, _free(board, len(fleet.kinds)))
-        movers = [(job, int(to)) for job, at, to in zip(jobs, kind, chosen, strict=True) if at != to]
-        stuck = _move(board, movers)
-        if stuck is None:
-            saved_s = left_s * (slower[rows, kind] - slower[rows, chosen])
-            _leave(board, [(jobs[row], float(saved_s[row])) for row in np.flatnonzero(chosen != kind).tolist()])
+        chosen = _assigned(choices, worth, crew.gpus, crew.limits(), crew.must_run)
+        if chosen is None:
             return
-        row = jobs.index(stuck)
-        worth[row] = np.where(np.arange(len(fleet.kinds)) == kind[row], 0.0, -np.inf)
+        stuck = _bring_about(board, crew, [(choices.members(each), int(choices.part[each])) for each in chosen])
+        if stuck is None:
+            return
+        worth[chosen[stuck]] = -np.inf
 
 
-def _has_gpus_to_itself(board: Board, job: Job) -> bool:
-    fleet = board.statement.fleet
-    places = board.positions(board.places(job.spec.job_id))
-    alone = len(places) > 0 and bool((fleet.crowd[places] == 1).all())
-    return alone and job.only_host is None and len(np.unique(fleet.kind[places])) == 1
+def _waiting(board: Board) -> list[Job]:
+    """Return the jobs that have waited for some time, may start and fit nowhere: those of the highest class."""
+    state, line = board.state, board.state.line
+    rows = line.refused_rows()
+    rows = rows[line.waiting_since(rows) + PATIENCE_S <= board.now]
+    rows = rows[line.order(rows, line.scores(rows, board.now, board.standing))]
+    jobs = [state.jobs[line.job_id(row)] for row in rows.tolist()]
+    jobs = [
+        job
+        for job in jobs
+        if job.spec.job_id not in state.moves.claims and job.not_before <= board.now and not job.frozen
+    ]
+    highest = max((CLASS_POINTS[job.spec.hints.priority] for job in jobs), default=0.0)
+    return [job for job in jobs if CLASS_POINTS[job.spec.hints.priority] >= highest][:MOST_JOBS]
 
 
-def _free(board: Board, kinds: int) -> Integers:
-    """Return how many GPUs of each type carry nobody."""
-    return np.bincount(board.statement.fleet.kind[board.empty()], minlength=kinds)
+class _Crew:
+    """The jobs that are assigned, those that run first, and where they are; arrays have an entry for each job."""
+
+    def __init__(self, board: Board, running: Sequence[Job], waiting: Sequence[Job], movable: Set[str]) -> None:
+        self.board, self.jobs = board, [*running, *waiting]
+        self.ids = [job.spec.job_id for job in self.jobs]
+        self.fleet: Fleet = board.statement.fleet
+        self.part_of, self.kind_of = _parts(self.fleet)
+        self.requests = [board.state.request_of(job) for job in self.jobs]
+        self.gpus = np.array([request.gpus for request in self.requests])
+        self.left_s = np.array([_left_s(board, job) for job in self.jobs])
+        self.at = np.full(len(self.jobs), _NOWHERE)
+        self.beside = np.full(len(self.jobs), _NOBODY)
+        self.takes_part = np.ones(len(self.jobs), dtype=np.bool_)
+        index = {job_id: number for number, job_id in enumerate(self.ids) if job_id in movable}
+        for number in range(len(running)):
+            self._find(number, index)
+        left_alone = np.array([mate != _NOBODY and not self.takes_part[mate] for mate in self.beside], dtype=np.bool_)
+        self.takes_part[left_alone], self.at[left_alone] = False, _NOWHERE
+        self.must_run = self._must_run(waiting)
+
+    def _find(self, number: int, index: dict[str, int]) -> None:
+        """Note where a running job is, and whether it can be assigned: alone, or beside one other that can."""
+        board, job, places = self.board, self.jobs[number], self.board.places(self.ids[number])
+        there, mates = (
+            board.positions(places),
+            [other for other in board.residents(places) if other != self.ids[number]],
+        )
+        together = all(other in index and set(board.places(other)) == set(places) for other in mates)
+        parts = np.unique(self.part_of[there])
+        apart = (
+            self.ids[number] not in index or job.only_host is not None or job.freezes or bool(board.closed[there].any())
+        )
+        if apart or len(parts) != 1 or len(mates) > 1 or not together:
+            self.takes_part[number] = False
+            return
+        self.at[number] = parts[0]
+        self.beside[number] = index[mates[0]] if mates else _NOBODY
+
+    def _must_run(self, waiting: Sequence[Job]) -> Flags:
+        """Return who must not be suspended for those who wait: who is of a higher class."""
+        least = CLASS_POINTS[waiting[0].spec.hints.priority] if waiting else -1.0
+        points = np.array([CLASS_POINTS[job.spec.hints.priority] for job in self.jobs])
+        must: Flags = (self.at != _NOWHERE) & (points > least)
+        return must
+
+    def limits(self) -> Floats:
+        """Return how many GPUs of each part these jobs have, or are free."""
+        mine = {
+            gpu_id for number in np.flatnonzero(self.at != _NOWHERE) for gpu_id in self.board.places(self.ids[number])
+        }
+        usable = np.concatenate([self.board.empty(), self.board.positions(mine)])
+        return np.bincount(self.part_of[usable], minlength=len(self.kind_of)).astype(np.float64)
+
+    def offered(self) -> tuple[Choices, Floats]:
+        """Return what can be chosen, and what each choice is worth."""
+        board = self.board
+        choices = possible(self.requests, self.fleet, board.predictor, board.packing)
+        weight = self._weights(choices)
+        choices = choices.among(self.takes_part).spread(self.kind_of)
+        if len(choices) > MOST_CHOICES:
+            choices = choices.only(np.flatnonzero(~choices.paired)[:MOST_CHOICES])
+        lost = (
+            WORTH
+            * board.rules.move_cost_s
+            / np.minimum(self.left_s, HORIZON_S[board.state.settings.scheduling.aim])
+            * weight
+        )
+        runs = self.at != _NOWHERE
+        moved = np.where(runs, lost, 0.0)
+        worth = choices.total(weight, by_speed=True)
+        # Who is suspended pays for a move as well: that is counted for who goes on in place of it.
+        worth = worth + choices.total(moved, by_speed=False) - self._moves(choices, moved)
+        return choices, worth
+
+    def _moves(self, choices: Choices, lost: Floats) -> Floats:
+        """Return what the moves of each choice cost: of those elsewhere, and of one of two that come together."""
+        first, second, part = choices.first, choices.second, choices.part
+        paired, away = choices.paired, np.where(self.at[first] == part, 0.0, lost[first])
+        away = away + np.where(paired & (self.at[second] != part), lost[second], 0.0)
+        meet = paired & (self.at[first] == part) & (self.at[second] == part) & (self.beside[first] != second)
+        return np.asarray(away + np.where(meet, np.minimum(lost[first], lost[second]), 0.0))
+
+    def _weights(self, choices: Choices) -> Floats:
+        share = np.array([request.weight for request in self.requests])
+        if self.board.state.settings.scheduling.aim == "completion":
+            known = np.array([job.spec.hints.expected_duration_s is not None for job in self.jobs])
+            return np.asarray(share / np.sqrt(np.where(known, self.left_s, SIZE_SCALE_S)))
+        there = np.bincount(self.fleet.kind[self.fleet.schedulable], minlength=len(self.fleet.kinds))
+        price = prices_of_work(choices, self.left_s, self.gpus, there)
+        return np.asarray(share * (price + LEAST_PRICE * price.mean()))
 
 
-def _worth(board: Board, jobs: Sequence[Job], kind: Integers, slower: Floats, left_s: Floats) -> Floats:
-    """Return by how much each job is faster on each type than where it is, less what the move costs, by its weight.
+def _parts(fleet: Fleet) -> tuple[Integers, Integers]:
+    """Return in which part of the cluster each GPU is, and of which GPU type each part."""
+    whole = np.zeros(len(fleet), dtype=np.int64) if len(np.unique(fleet.host)) > MOST_HOSTS else fleet.host
+    keys, part_of = np.unique(whole * len(fleet.kinds) + fleet.kind, return_inverse=True)
+    return part_of, keys % len(fleet.kinds)
+
+
+def _left_s(board: Board, job: Job) -> float:
+    """Return what a job has left, seconds alone on its fastest type.
+
+    Who runs on beyond what it said is expected to end soon: after as much again as it is beyond.
+    """
+    done, expected_s = (
+        attained_s(job, board.state.progress.get(job.spec.job_id), board.now),
+        job.spec.hints.expected_duration_s,
+    )
+    return max(LEAST_LEFT_S, done if expected_s is None else abs(expected_s - done))
+
+
+def _assigned(choices: Choices, worth: Floats, gpus: Integers, limits: Floats, must: Flags) -> Integers | None:
+    """Return the choices with which all together gain most; None where nothing was found.
 
     Args:
-        board: The board.
-        jobs: The jobs.
-        kind: Where each is, shape (jobs,).
-        slower: How many times longer each takes on each type, shape (jobs, types).
-        left_s: Seconds each has left alone on its fastest type.
-
-    Returns:
-        Shape (jobs, types), -inf where a job cannot run.
+        choices: What can be chosen.
+        worth: What each is worth.
+        gpus: GPUs of each job.
+        limits: GPUs of each part of the cluster.
+        must: Jobs that must be in one of the choices.
     """
-    rows, weight = np.arange(len(jobs)), np.array([board.weight(job.spec.job_id) for job in jobs])
-    speed, cost_s = 1.0 / slower, WORTH * board.rules.move_cost_s
-    gained = speed - speed[rows, kind][:, None] - (cost_s / np.maximum(left_s, 1.0))[:, None]
-    worth: Floats = np.where(np.isfinite(slower), weight[:, None] * gained, -np.inf)
-    worth[rows, kind] = 0.0
-    return worth
-
-
-def _assigned(worth: Floats, gpus: Integers, kind: Integers, free: Integers) -> Integers:
-    """Return the type of each job with which all together gain most."""
-    rows, columns = np.nonzero(np.isfinite(worth))
-    each_worth = worth[rows, columns]
-    if not (each_worth > 0.0).any():
-        return kind
+    offered = np.flatnonzero(worth > 0.0)
+    if not len(offered):
+        return None
     from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - takes long, and few clusters need it
     from scipy.sparse import coo_array  # noqa: PLC0415
 
-    count, kinds = worth.shape
-    each = np.arange(len(rows))
-    once = coo_array((np.ones(len(rows)), (rows, each)), shape=(count, len(rows)))
-    used = coo_array((gpus[rows].astype(np.float64), (columns, each)), shape=(kinds, len(rows)))
-    limits = free + np.bincount(kind, weights=gpus, minlength=kinds)
+    some, count = choices.only(offered), len(offered)
+    each, pairs = np.arange(count), np.flatnonzero(some.paired)
+    rows, columns = np.concatenate([some.first, some.second[pairs]]), np.concatenate([each, pairs])
+    once = coo_array((np.ones(len(rows)), (rows, columns)), shape=(len(gpus), count))
+    used = coo_array((gpus[some.first].astype(np.float64), (some.part, each)), shape=(len(limits), count))
     found = milp(
-        -each_worth / np.abs(each_worth).max(),
-        constraints=[LinearConstraint(once.tocsr(), 1.0, 1.0), LinearConstraint(used.tocsr(), ub=limits)],
+        -worth[offered] / worth[offered].max(),
+        constraints=[
+            LinearConstraint(once.tocsr(), must.astype(np.float64), 1.0),
+            LinearConstraint(used.tocsr(), ub=limits),
+        ],
         bounds=Bounds(0.0, 1.0),
-        integrality=np.ones(len(rows)),
+        integrality=np.ones(count),
         options={"mip_rel_gap": _GAP, "node_limit": MOST_NODES},
     )
-    if found.x is None:
-        return kind
-    chosen: Flags = found.x > 0.5
-    result = kind.copy()
-    result[rows[chosen]] = columns[chosen]
-    return result
+    return None if found.x is None else offered[found.x > 0.5]
 
 
-def _move(board: Board, movers: Sequence[tuple[Job, int]]) -> Job | None:
-    """Place jobs on these types on the board; the first for which there is no place, and nothing changed, or None."""
-    fleet, mark = board.statement.fleet, board.statement.checkpoint()
-    for job, _ in movers:
-        board.evict(job.spec.job_id)
-    for job, to in sorted(movers, key=lambda each: -each[0].spec.hints.gpus):
-        places = np.flatnonzero((fleet.kind == to) & (fleet.crowd == 0) & fleet.schedulable)
-        if board.place(job, board.within_reach(job, places)) is None:
-            for other, _ in movers:
-                board.take_back(mark, other.spec.job_id)
-            return job
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A choice to be brought about: its jobs, the part of the cluster, the GPUs of one that stays (none: others)."""
+
+    number: int
+    jobs: Sequence[int]
+    part: int
+    home: tuple[str, ...] = ()
+
+
+def _steps(crew: _Crew, chosen: Sequence[tuple[list[int], int]]) -> list[_Step]:
+    """Return what is to be done, those first whose GPUs are known, then the largest."""
+    taken: set[str] = set()
+    steps: list[_Step] = []
+    for number, (jobs, part) in enumerate(chosen):
+        step = _Step(number, jobs, part)
+        for job in jobs:
+            places = crew.board.places(crew.ids[job])
+            if crew.at[job] == part and not step.home and taken.isdisjoint(places):
+                step = replace(step, home=places)
+                taken.update(places)
+        steps.append(step)
+    return sorted(steps, key=lambda step: (not step.home, -int(crew.gpus[step.jobs[0]])))
+
+
+def _bring_about(board: Board, crew: _Crew, chosen: Sequence[tuple[list[int], int]]) -> int | None:
+    """Have jobs leave and keep the places they are given; the number of a choice that has no place, or None."""
+    steps, mark = _steps(crew, chosen), board.statement.checkpoint()
+    stay = {
+        job for step in steps for job in step.jobs if step.home and set(board.places(crew.ids[job])) == set(step.home)
+    }
+    stay = {job for job in stay if crew.at[job] != _NOWHERE}
+    movers = [job for job in np.flatnonzero(crew.at != _NOWHERE).tolist() if job not in stay]
+    before = {job: board.slower(crew.ids[job]) for job in movers}
+    for job in movers:
+        board.evict(crew.ids[job])
+    placed: list[int] = []
+    for step in steps:
+        places = board.positions(step.home) if step.home else _empty_of(crew, step.part)
+        for job in [each for each in step.jobs if each not in stay]:
+            placed.append(job)
+            near = board.within_reach(crew.jobs[job], places) if job in before else places
+            if board.place(crew.jobs[job], near) is None:
+                for each in placed:
+                    board.take_back(mark, crew.ids[each])
+                return step.number
+            places = board.positions(board.places(crew.ids[job]))
+    leaving, aim = [crew.jobs[job] for job in movers], board.state.settings.scheduling.aim
+    for job in movers:
+        goes = job in placed
+        saved_s = crew.left_s[job] * (before[job] - board.slower(crew.ids[job])) if goes else None
+        kind: InterruptionKind = "trade" if aim == "completion" and goes else "yield"
+        board.leave(crew.jobs[job], Interruption(kind, board.now, None, saved_s, board.rules.move_cost_s))
+    for job in placed:
+        board.keep(crew.ids[job], leaving)
     return None
 
 
-def _leave(board: Board, movers: Sequence[tuple[Job, float]]) -> None:
-    """Have jobs leave for the places they were given on the board; each is given with the seconds it saves."""
-    for job, saved_s in movers:
-        board.leave(job, Interruption("trade", board.now, None, saved_s, board.rules.move_cost_s))
-    for job, _ in movers:
-        board.keep(job.spec.job_id, [other for other, _ in movers])
+def _empty_of(crew: _Crew, part: int) -> Integers:
+    """Return the GPUs of a part of the cluster that carry nobody on the board."""
+    fleet = crew.fleet
+    return np.flatnonzero((crew.part_of == part) & (fleet.crowd == 0) & fleet.schedulable)

@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from scheduling import GIB, Driver, host, on, profile, settings, spec
 
-from cotenant.configs.settings import CheckpointSettings, Settings
+from cotenant.configs.settings import CheckpointSettings, SchedulingSettings, Settings
+from cotenant.scheduler.core.choices import Choices
 from cotenant.scheduler.core.events import JobExited, Tick
-from cotenant.scheduler.core.model import Host, JobSpec
+from cotenant.scheduler.core.model import Host, Job, JobSpec, JobState
+from cotenant.scheduler.core.prices import prices_of_work
+from cotenant.scheduler.core.priority import Standing, in_words, ordered
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.trading import _assigned
 
@@ -140,27 +143,110 @@ def test_one_for_which_there_is_no_place_stays_and_the_others_move() -> None:
     assert on(driver, "high")[0].startswith("fast-")
 
 
-amounts = st.floats(-1000.0, 1000.0)
+def test_two_that_share_change_places_with_who_is_more_important() -> None:
+    """Those that share are assigned as well: the fast GPU goes to one alone, and they go on together elsewhere."""
+    driver = Driver(host("slow"), fast(), configured=SPEEDS)
+    for each in ("one", "two"):
+        driver.core.state.learn(f"fp-{each}", profile(0.3, GIB), "cpu-1")
+        driver.run(saver(each, isolation="soft", priority="low"))
+    assert on(driver, "one") == on(driver, "two")
+    driver.run(saver("high", priority="high"))
+    driver.do(Tick(), after_s=REST_S + 60.0)
+    leave(driver)
+    leave(driver)
+    assert on(driver, "high") == ["fast-0"]
+    assert on(driver, "one") == on(driver, "two") == ["slow-0"]
 
 
-@given(st.data(), st.integers(1, 5), st.integers(2, 3))
-def test_no_other_assignment_saves_more(data: st.DataObject, jobs: int, kinds: int) -> None:
-    def drawn(of: st.SearchStrategy[Any], count: int) -> np.ndarray:
-        return np.array(data.draw(st.lists(of, min_size=count, max_size=count)))
+def test_one_makes_room_for_who_waits_and_gains_more() -> None:
+    """On one of the types the waiting job is forty times as fast, and the other nearly as fast as on the other type."""
+    driver = Driver(host("slow"), fast(), configured=SPEEDS)
+    for name, rate in (("indifferent", 10.5), ("idle", 10.5), ("picky", 400.0)):
+        driver.core.state.learn(f"fp-{name}", profile(rate=10.0), "cpu-1")
+        driver.core.state.learn(f"fp-{name}", profile(rate=rate), "fast")
+    driver.run(saver("indifferent", 40_000.0), saver("idle", 40_000.0))
+    driver.run(saver("picky", 30_000.0))
+    driver.do(Tick(), after_s=REST_S)
+    left = driver.stops()
+    assert len(left) == 1
+    assert driver.job(left[0].job_id).ending.reason.startswith("leaves its GPUs to others")
+    leave(driver)
+    assert on(driver, "picky") == ["fast-0"]
 
-    gpus, kind, free = (
-        drawn(st.integers(1, 4), jobs),
-        drawn(st.integers(0, kinds - 1), jobs),
-        drawn(st.integers(0, 3), kinds),
+
+def test_nobody_makes_room_for_who_is_of_a_lower_class() -> None:
+    driver = rested(saver("one", 40_000.0), saver("two", 40_000.0))
+    driver.run(saver("small", 600.0, priority="low"))
+    driver.do(Tick(), after_s=REST_S)
+    assert driver.stops() == []
+
+
+def test_with_the_aim_makespan_the_long_job_runs_first() -> None:
+    """Three jobs on two GPUs of one type: whoever has as much to do as the other two is never to wait."""
+    aims = {aim: configured.model_copy(update={"scheduling": SchedulingSettings(aim=aim)}) for aim, configured in
+            (("completion", SPEEDS), ("makespan", SPEEDS))}  # fmt: skip
+    for aim, stopped in (("completion", 0), ("makespan", 1)):
+        driver = Driver(host("one"), host("two"), configured=aims[aim])
+        driver.run(saver("short", 5000.0), saver("middle", 5000.0))
+        driver.run(saver("long", 10_000.0))
+        driver.do(Tick(), after_s=REST_S)
+        assert len(driver.stops()) == stopped, aim
+    leave(driver)
+    assert on(driver, "long")
+
+
+def test_order_and_reasons_follow_the_aim() -> None:
+    now, jobs = 100.0, [Job(saver(name, left), JobState.QUEUED, seq=seq, queued_at=0.0)
+                        for seq, (name, left) in enumerate((("short", 60.0), ("long", 60_000.0)))]  # fmt: skip
+    for aim, order in (("completion", ["short", "long"]), ("makespan", ["long", "short"])):
+        standing = Standing(SchedulingSettings(aim=aim))
+        assert [job.spec.job_id for job in ordered(jobs, now, standing)] == order
+        assert ("long jobs first: aim makespan" in in_words(jobs[0], now, standing)) == (aim == "makespan")
+
+
+@given(st.data(), st.integers(1, 4), st.integers(1, 3))
+def test_no_other_assignment_is_worth_more(data: st.DataObject, jobs: int, parts: int) -> None:
+    """Alone or in pairs; everybody at most once, no part used beyond its GPUs, and some must run."""
+    gpus = np.array(data.draw(st.lists(st.integers(1, 3), min_size=jobs, max_size=jobs)))
+    limits = np.array(data.draw(st.lists(st.integers(0, 4), min_size=parts, max_size=parts)), dtype=float)
+    must = np.array(data.draw(st.lists(st.booleans(), min_size=jobs, max_size=jobs)))
+    pairs = [(a, b) for a, b in itertools.combinations(range(jobs), 2) if gpus[a] == gpus[b]]
+    found = [(a, b, part) for a, b in [*((job, -1) for job in range(jobs)), *pairs] for part in range(parts)]
+    first, second, part = (np.array(each) for each in zip(*found, strict=True))
+    worth = np.array(data.draw(st.lists(st.floats(0.1, 100.0), min_size=len(found), max_size=len(found))))
+    choices = Choices(first, second, part, np.ones(len(found)), np.ones(len(found)))
+
+    def value(chosen: Any) -> float:
+        taken = [job for each in chosen for job in choices.members(each)]
+        used = np.bincount(part[list(chosen)], weights=gpus[first[list(chosen)]], minlength=parts)
+        allowed = len(taken) == len(set(taken)) and (used <= limits).all() and set(np.flatnonzero(must)) <= set(taken)
+        return float(worth[list(chosen)].sum()) if allowed else -np.inf
+
+    best = max(
+        value(list(each)) for size in range(jobs + 1) for each in itertools.combinations(range(len(found)), size)
     )
-    saves = drawn(amounts | st.just(-np.inf), jobs * kinds).reshape(jobs, kinds)
-    saves[np.arange(jobs), kind] = 0.0
-    limits = free + np.bincount(kind, weights=gpus, minlength=kinds)
+    chosen = _assigned(choices, worth, gpus, limits, must)
+    assert (chosen is None) == (best == -np.inf)
+    if chosen is not None:
+        assert value(chosen.tolist()) == pytest.approx(best, rel=1e-3)
 
-    def worth(chosen: Any) -> float:
-        used = np.bincount(chosen, weights=gpus, minlength=kinds)
-        return float(saves[np.arange(jobs), list(chosen)].sum()) if (used <= limits).all() else -np.inf
 
-    found = _assigned(saves, gpus, kind, free)
-    best = max(worth(chosen) for chosen in itertools.product(range(kinds), repeat=jobs))
-    assert worth(found) == pytest.approx(best, rel=2e-3, abs=1e-3)
+@given(st.lists(st.tuples(st.floats(10.0, 1e5), st.floats(0.05, 1.0), st.integers(1, 2)), min_size=1, max_size=5))
+def test_prices_add_up_to_the_end_of_all(drawn: list[tuple[float, float, int]]) -> None:
+    """Strong duality: what all work is worth is how long it takes at best; no assignment earns more per second."""
+    left_s, slow, gpus = (np.array(each) for each in zip(*drawn, strict=True))
+    jobs, there = len(left_s), np.array([2, 2])
+    first, part = np.tile(np.arange(jobs), 2), np.repeat([0, 1], jobs)
+    speed = np.concatenate([slow, np.ones(jobs)])
+    choices = Choices(first, np.full(2 * jobs, -1), part, speed, np.zeros(2 * jobs))
+    prices = prices_of_work(choices, left_s, gpus, there)
+    assert (prices >= 0.0).all()
+    alone_s, all_s = float((left_s).max()), float((left_s * gpus).sum() / there.sum())
+    end_s = float(prices @ left_s)
+    assert end_s >= max(alone_s, all_s) * (1.0 - 1e-6), "nobody is done before it is, and work takes GPUs"
+    for chosen in itertools.product((-1, 0, 1), repeat=jobs):
+        used = np.bincount([each for each in chosen if each >= 0], minlength=2,
+                           weights=[g for each, g in zip(chosen, gpus, strict=True) if each >= 0])  # fmt: skip
+        if (used <= there).all():
+            rate = sum(prices[job] * (slow[job] if each == 0 else 1.0) for job, each in enumerate(chosen) if each >= 0)
+            assert rate <= 1.0 + 1e-6, "or all would be done before the end that is possible"
