@@ -131,8 +131,8 @@ def _aimed(  # noqa: PLR0917 - the arguments of ``_shipped``, and what it varies
         (TOLD, TablePredictor(truth, error=0.0), "job lengths"),
         (LEARNS, TablePredictor(_usual(truth), error=USUAL_ERROR), "predicted"),
     ):
-        if not selection.wants(case, method + suffix):
-            continue
+        if not selection.wants(case, method + suffix) or (most is not None and method != TOLD):
+            continue  # whoever is not told the pairs would try such as were never measured: of jobs of unequal size
         jobs = sized
         if method != UNKNOWN:
             jobs = Trace(trace.name, tuple(replace(job, estimate_s=job.duration_s) for job in sized.jobs))
