@@ -317,6 +317,11 @@ class Line:
         return self._screen.flags("limited")
 
     @property
+    def single(self) -> Flags:
+        """By number, whether the jobs ask for one GPU each."""
+        return np.asarray(self._screen.integers("gpus") == 1)
+
+    @property
     def never(self) -> Flags:
         """By number, whether waiting does not help."""
         return self._screen.flags("never")

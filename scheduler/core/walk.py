@@ -243,7 +243,8 @@ class _Walk:
         places = (fleet.position(share.gpu_id) for share in placement.shares)
         columns = np.array([self._column[place] for place in places if place in self._column], dtype=np.int64)
         if len(columns) and isinstance(proposal.policy, Cotenant):
-            asks = np.flatnonzero(self._open & ~self._refused & self._lets_in[:, columns].any(axis=1))
+            waits = line.single & self._open & ~self._refused  # a gang may yet have the other GPUs of such a host
+            asks = np.flatnonzero(waits & self._lets_in[:, columns].any(axis=1))
             still = line.screen(fleet, self._news[columns], proposal.packing, asks)
             self._lets_in[np.ix_(asks, columns)] &= still
 
