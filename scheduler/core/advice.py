@@ -8,6 +8,7 @@ from cotenant.scheduler.core.board import REST
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, waiting_outlook
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.moves import PATIENCE_S
+from cotenant.scheduler.core.preemption import may_be_asked, movers_of
 from cotenant.scheduler.core.priority import importance
 from cotenant.scheduler.core.quotas import QUOTA_KINDS
 from cotenant.scheduler.core.state import State
@@ -68,10 +69,11 @@ def _room(state: State, job: Job, now: float) -> list[str]:
     rows = rows[(savers.left_s(rows, now) > 2.0 * rules.move_cost_s) | (now - savers.granted_at(rows) < rest_s)]
     if state.settings.checkpoints.directory is None:
         rows = rows[savers.on_one_host(rows)]
-    rows = rows[savers.values(rows, now, standing) * rules.priority_factor <= importance(job, now, standing)]
+    movers = movers_of(savers, rows, savers.values(rows, now, standing), now)
+    rows = rows[may_be_asked(movers, job, importance(job, now, standing), rules, standing)]
     if not len(rows):
         return []
     wait_s = max(job.queued_at + PATIENCE_S, float(np.min(savers.granted_at(rows))) + rest_s) - now
-    who = f"{len(rows)} less important job{'s' if len(rows) != 1 else ''} that can save"
+    who = "1 job that can save and is" if len(rows) == 1 else f"{len(rows)} jobs that can save and are"
     when = f"in {span(wait_s)} at the earliest" if wait_s > 0.0 else "where that gives it a place"
-    return [f"wait: {who} may be asked to make room for it, {when}"]
+    return [f"wait: {who} less important, or expected to have much more to do, may be asked to make room, {when}"]

@@ -15,7 +15,7 @@ def tell(why: Interruption) -> str:
     """Say it for people: "gets GPUs of its own: saves 340 s, costs 60 s"."""
     makes_room = {
         "priority": f"whose priority {why.against or 0.0:.2f} beats its {_value(why)}",
-        "shorter": "which has much less to do",
+        "shorter": "which is expected to have much less to do",
         "memory": f"which {_need(why)} than its share",
     }
     if why.kind in makes_room:

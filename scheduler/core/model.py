@@ -174,8 +174,9 @@ class Interruption:
     Attributes:
         kind: "asked" (somebody asked for it), "unshare" (GPUs were free, and it runs faster alone), "trade" (it and
             others changed places on GPUs of several types), "apart" (a job on its GPU was slowed down more than it
-            accepts), "priority" (a more important job has its place), "shorter" (one that has much less to do has),
-            "memory" (a job on its GPU needs more memory), "yield" (others get its GPUs, so that all get on best).
+            accepts), "priority" (a more important job has its place), "shorter" (one that is expected to have much less
+            to do has it), "memory" (a job on its GPU needs more memory), "yield" (others get its GPUs, so that all get
+            on best).
         at: When, Unix seconds.
         for_job: The job it makes room for.
         gain_s: Time that all jobs concerned are expected to save together, seconds, without the cost.

@@ -1,28 +1,36 @@
 """Having less important jobs make room for those that wait.
 
 Who is less important: whose value is lower by ``priority_factor``; or who is of no higher class and has so much more
-left to do, in GPU-seconds, than a waiting job that says how long it runs, and has waited for less than it has run.
-(Shortest remaining time first, Schrage 1968, but no long job is held up to more than about twice its time by that.
-Less than twice as much, and wrong estimates would have jobs make room for each other in turn.)
+left to do, in GPU-seconds, than a waiting job, and has waited for less than it has run. (Shortest remaining time first,
+Schrage 1968, but no long job is held up to more than about twice its time by that. Less than twice as much, and wrong
+estimates would have jobs make room for each other in turn.)
+
+Of whom nobody knows how long it runs, as much is expected as it has done. So among such jobs those go first that have
+had least of the GPUs (least attained service: Nuyens and Wierman 2008; Tiresias, Gu et al. 2019), and nobody makes room
+for the same job again until that has had twice as much.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cotenant.configs.settings import RebalanceSettings
 from cotenant.placement.fleet import Flags, Floats, Integers
 from cotenant.placement.types import Placement
-from cotenant.scheduler.core.board import Board
+from cotenant.scheduler.core.board import REST, Board
 from cotenant.scheduler.core.deadlines import left_of
 from cotenant.scheduler.core.model import Interruption, InterruptionKind, Job
 from cotenant.scheduler.core.moves import PATIENCE_S
 from cotenant.scheduler.core.priority import CLASS_POINTS, Standing, importance
+from cotenant.scheduler.core.savers import Savers
 
 MOST_CLAIMANTS = 8  # waiting jobs that are looked at, of those that have waited long enough
 MUCH_MORE = 2.0  # times the GPU-seconds
+TRIAL_S = 1800.0  # a job that nobody knows anything of is expected to run so long: moves for less are not worth it
 HELD_UP = 1.0  # of the time it has run, beyond which a job makes no more room for shorter ones
 MOST_TRIED = 16  # GPUs or hosts, and jobs on them, that are tried for one of them
 
@@ -43,14 +51,30 @@ def make_room(board: Board) -> bool:
     patient = np.setdiff1d(rows[patient_at <= board.now], claimants, assume_unique=True)
     if len(patient):
         first = line.order(patient, line.scores(patient, board.now, board.standing))[:MOST_CLAIMANTS]
-        movers = _movers(board)
-        for row in patient[first].tolist():
-            _make_room_for(board, state.jobs[line.job_id(row)], movers)
+        jobs, movers = [state.jobs[line.job_id(row)] for row in patient[first].tolist()], _movers(board)
+        for job in jobs:
+            _make_room_for(board, job, movers)
+        _look_when_more_may_be_asked(board, jobs)
     return True
 
 
+def _look_when_more_may_be_asked(board: Board, jobs: Sequence[Job]) -> None:
+    """Have rebalancing look again when the next running job has had its rest, or has had so much that it makes room."""
+    savers, now = board.state.savers, board.now
+    rows = savers.running()
+    least = min(_much_more(job, board.standing) for job in jobs)
+    had_s, gpus = savers.attained_s(rows, now), savers.gpus(rows)
+    enough = gpus * savers.left_s(rows, now) >= least
+    needs_s = np.where(savers.is_open_ended(rows, now), least / gpus, np.where(enough, 0.0, np.inf))
+    needs_s = np.maximum(needs_s, savers.waited_s(rows) / HELD_UP)
+    rested_at = savers.granted_at(rows) + REST * board.rules.move_cost_s
+    times = np.concatenate([rested_at, np.maximum(rested_at, now + needs_s - had_s)])
+    if len(times := times[(times > now) & np.isfinite(times)]):
+        board.state.moves.look(float(times.min()))
+
+
 @dataclass(frozen=True, slots=True)
-class _Movers:
+class Movers:
     """The jobs that may be asked to leave, least valued first; the arrays have an entry for each.
 
     Attributes:
@@ -68,25 +92,41 @@ class _Movers:
     patient: Flags
 
 
-def _movers(board: Board) -> _Movers:
+def _movers(board: Board) -> Movers:
     savers, rows = board.state.savers, board.movable_rows()
     # Whoever ends soon anyway need not be asked.
     rows = rows[savers.left_s(rows, board.now) > 2.0 * board.rules.move_cost_s]
     value = board.values(rows)
     order = np.lexsort((-savers.seqs(rows), value))
-    rows = rows[order]
-    return _Movers(
+    return movers_of(savers, rows[order], value[order], board.now)
+
+
+def movers_of(savers: Savers, rows: Integers, value: Floats, now: float) -> Movers:
+    """Return what decides which of these jobs make room.
+
+    Args:
+        savers: The jobs on GPUs that save.
+        rows: Those that may be asked.
+        value: Their priority values.
+        now: Unix seconds.
+    """
+    return Movers(
         job_ids=savers.ids(rows),
-        value=value[order],
+        value=value,
         points=savers.points(rows),
-        work_s=savers.gpus(rows) * savers.left_s(rows, board.now),
-        patient=savers.waited_s(rows) <= HELD_UP * savers.attained_s(rows, board.now),
+        work_s=savers.gpus(rows) * savers.left_s(rows, now),
+        patient=savers.waited_s(rows) <= HELD_UP * savers.attained_s(rows, now),
     )
 
 
-def _make_room_for(board: Board, job: Job, movers: _Movers) -> None:
+def may_be_asked(movers: Movers, job: Job, worth: float, rules: RebalanceSettings, standing: Standing) -> Flags:
+    """Return which of these jobs make room for a waiting one whose importance is ``worth``."""
+    return (movers.value * rules.priority_factor <= worth) | _have_much_more_left(movers, job, standing)
+
+
+def _make_room_for(board: Board, job: Job, movers: Movers) -> None:
     worth = importance(job, board.now, board.standing)
-    may = (movers.value * board.rules.priority_factor <= worth) | _have_much_more_left(movers, job, board.standing)
+    may = may_be_asked(movers, job, worth, board.rules, board.standing)
     found = ((float(movers.value[place]), movers.job_ids[place]) for place in np.flatnonzero(may).tolist())
     victims = [(value, board.state.jobs[job_id]) for value, job_id in found if job_id not in board.taken]
     request, attempts = replace(board.state.request_of(job), job_id=""), board.state.line.attempts
@@ -106,16 +146,21 @@ def _make_room_for(board: Board, job: Job, movers: _Movers) -> None:
         return
 
 
-def _have_much_more_left(movers: _Movers, job: Job, standing: Standing) -> Flags:
-    """Which running jobs have ``MUCH_MORE`` times left what a waiting one wants, and have waited little.
+def _have_much_more_left(movers: Movers, job: Job, standing: Standing) -> Flags:
+    """Which running jobs have ``MUCH_MORE`` times left what a waiting one wants, and have waited little."""
+    more = _much_more(job, standing) <= movers.work_s
+    return movers.patient & more & (movers.points <= CLASS_POINTS[job.spec.hints.priority])
 
-    None where the last end of all is aimed at: there short jobs have time.
+
+def _much_more(job: Job, standing: Standing) -> float:
+    """Return how many GPU-seconds another must have left to make room for a waiting job, ``MUCH_MORE`` times its own.
+
+    Infinitely many where the last end of all is aimed at: there short jobs have time.
     """
-    hints, wants_s = job.spec.hints, left_of(job.spec.hints, job.done_s)
-    if wants_s is None or standing.settings.aim == "makespan":
-        return np.zeros_like(movers.patient)
-    more = MUCH_MORE * hints.gpus * wants_s <= movers.work_s
-    return movers.patient & more & (movers.points <= CLASS_POINTS[hints.priority])
+    if standing.settings.aim == "makespan":
+        return math.inf
+    left_s = left_of(job.spec.hints, job.done_s)
+    return MUCH_MORE * job.spec.hints.gpus * (max(TRIAL_S, job.done_s) if left_s is None else left_s)
 
 
 def _groups(board: Board, job: Job, victims: Sequence[_Valued]) -> Iterator[tuple[Integers, list[_Valued]]]:

@@ -7,7 +7,7 @@ job to be moved. What pays, in this order:
 2. **priority** (``preemption``): a job that has waited for some time and fits nowhere takes the place of jobs whose
    value is lower by ``priority_factor``. Its importance counts (its value without waiting) against their values with
    the time they have waited, so nobody gains by waiting, and who was interrupted often is left alone in the end.
-   So does one that says it has much less to do (**shorter**).
+   So does one that is expected to have much less to do (**shorter**).
 3. **apart** (``separation``): a job is slowed down more than it accepts, as measured for some time or as predicted: it
    or a neighbour moves to where all get along.
 4. **unshare** (``separation``): GPUs are free and nobody waits for them: a job that shares, or has

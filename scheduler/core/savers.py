@@ -155,6 +155,10 @@ class Savers:
         left = self._rows.floats("expected")[rows] - done
         return np.where(left > 0.0, left, done)
 
+    def is_open_ended(self, rows: Integers, now: float) -> Flags:
+        """Return of which nobody knows how long they still run, so that more is expected the longer they do."""
+        return ~(self._rows.floats("expected")[rows] > self.attained_s(rows, now))
+
     def values(self, rows: Integers, now: float, standing: Standing) -> Floats:
         """Return ``priority.held_value`` of each, its deadline left out."""
         columns, rules, done = self._rows, standing.settings, self.attained_s(rows, now)

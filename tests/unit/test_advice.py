@@ -68,7 +68,8 @@ class TestRoom:
         driver.do(Tick(), after_s=1000.0)
         driver.submit(spec("high", priority="high", isolation="hard"))
         assert helps(driver, "high")[-1] == (
-            "wait: 1 less important job that can save may be asked to make room for it, in 30 s at the earliest"
+            "wait: 1 job that can save and is less important, or expected to have much more to do, "
+            "may be asked to make room, in 30 s at the earliest"
         )
         driver.do(Tick(), after_s=31.0)
         assert driver.state("low") == "STOPPING"

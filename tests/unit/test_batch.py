@@ -17,6 +17,7 @@ from cotenant.forecasting.types import UNKNOWN_PROFILE
 from cotenant.placement.batch import MOST_JOBS, rearrange
 from cotenant.placement.engine import policy
 from cotenant.placement.fleet import Fleet
+from cotenant.placement.guarantees import mids_on
 from cotenant.placement.mix import Kind, Mix
 from cotenant.placement.objective import score
 from cotenant.placement.statement import Statement
@@ -62,8 +63,7 @@ def total(cluster: Sequence[GpuView], placed: Sequence[tuple[Request, Placement]
         statement.place(job, placement)
     worth = []
     for view in statement.view():
-        members = [each.profile for each in view.residents]
-        n = [each.mid for each in RULE.predict(members, view.gpu_type)] if members else []
+        n = mids_on(RULE, [view])[0] if view.residents else []
         worth.append(score(n, TWO.packing_bias, [each.weight for each in view.residents]))
         assert sum(each.share.compute for each in view.residents) <= 1.0
         assert sum(each.share.memory_bytes for each in view.residents) <= view.memory_bytes
@@ -138,6 +138,18 @@ def test_unknown_exclusive_and_large_jobs_stay_where_they_are() -> None:
     after = crews(better) if better else before
     for name in ("unknown", "alone"):
         assert [g for g, crew in after.items() if name in crew] == [g for g, crew in before.items() if name in crew]
+
+
+def test_who_would_suffer_from_a_guarantee_changes_places_with_who_does_not() -> None:
+    cluster = [gpu("g0"), gpu("g1")]
+    light, busy = request("light", 0.1, max_slowdown=1.05), request("busy", 0.7, max_slowdown=1.5)
+    asked = [light, request("other", 0.1, max_slowdown=1.2), busy, request("guaranteed", 0.1, compute=0.5)]
+    placed, _ = one_by_one(cluster, asked)
+    assert {"busy", "guaranteed"} in crews(placed).values()
+    better = together(cluster, asked)
+    assert better is not None
+    assert {"busy", "guaranteed"} not in crews(better).values()
+    assert total(cluster, better) > total(cluster, placed)
 
 
 jobs = st.lists(
