@@ -204,16 +204,6 @@ class TestPriority:
         self.wait(driver)
         assert driver.stops() == []
 
-    def test_is_served_when_the_other_has_had_its_rest_though_nothing_else_happens(self) -> None:
-        driver = self.low()
-        driver.submit(saver("high", priority="high"))
-        for _ in range(4):
-            driver.do(Tick(), after_s=60.0)
-            assert driver.state("low") == "RUNNING"
-        for _ in range(3):
-            driver.do(Tick(), after_s=30.0)
-        assert driver.state("low") == "STOPPING"
-
     def test_does_nothing_when_it_is_switched_off(self) -> None:
         configured = settings().model_copy(update={"rebalance": RebalanceSettings(enabled=False)})
         driver = Driver(host(), configured=configured)

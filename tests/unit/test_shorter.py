@@ -6,31 +6,25 @@ import itertools
 from typing import Any
 
 import pytest
-from scheduling import GIB, Driver, host, spec
+from scheduling import Driver, host, saver
 
 from cotenant.scheduler.core.events import JobExited, Tick
-from cotenant.scheduler.core.model import JobSpec
 from cotenant.scheduler.core.preemption import TRIAL_S
 
 REST_S = 5.0 * 60.0
-
-
-def alone(job_id: str, **hints: Any) -> JobSpec:
-    """A job that takes a GPU whole and continues from its checkpoint."""
-    return spec(job_id, **({"gpu_memory": 8 * GIB, "compute": 1.0, "checkpoint": "own"} | hints))
 
 
 def waiting(long: dict[str, Any], short: dict[str, Any], waited_s: float = 0.0) -> Driver:
     """``long`` runs and has had its rest, ``short`` has waited for more than half a minute."""
     driver = Driver(host())
     if waited_s:
-        driver.run(alone("before"))
-    driver.submit(alone("long", **({"expected_duration_s": 20_000.0} | long)))
+        driver.run(saver("before"))
+    driver.submit(saver("long", **({"expected_duration_s": 20_000.0} | long)))
     if waited_s:
         driver.do(JobExited("before", 1, "h1", 0), after_s=waited_s)
     driver.start_all(driver.commands)
     driver.do(Tick(), after_s=REST_S)
-    driver.submit(alone("short", **({"expected_duration_s": 1000.0} | short)))
+    driver.submit(saver("short", **({"expected_duration_s": 1000.0} | short)))
     driver.do(Tick(), after_s=20.0)
     assert driver.stops() == []
     driver.do(Tick(), after_s=20.0)
@@ -62,6 +56,18 @@ def test_it_stays(long: dict[str, Any], short: dict[str, Any], waited_s: float, 
     assert waiting(long, short, waited_s).stops() == [], why
 
 
+def test_who_has_only_just_started_is_asked_after_its_rest_though_nothing_else_happens() -> None:
+    driver = Driver(host())
+    driver.run(saver("low", priority="low"))
+    driver.submit(saver("high", priority="high"))
+    for _ in range(4):
+        driver.do(Tick(), after_s=60.0)
+        assert driver.state("low") == "RUNNING"
+    for _ in range(3):
+        driver.do(Tick(), after_s=30.0)
+    assert driver.state("low") == "STOPPING"
+
+
 def test_a_job_that_nobody_knows_anything_of_is_given_a_trial() -> None:
     stops = waiting({}, {"expected_duration_s": None}).stops()
     assert [stop.job_id for stop in stops] == ["long"]
@@ -71,7 +77,7 @@ def test_a_job_that_nobody_knows_anything_of_is_given_a_trial() -> None:
 def test_of_jobs_that_say_nothing_those_go_first_that_have_had_less(gpus: int) -> None:
     """Each has the GPUs until it has had twice what the other has: they take turns that become longer, and few."""
     driver = Driver(host(gpus=gpus))
-    driver.run(alone("a", gpus=gpus), alone("b", gpus=gpus))
+    driver.run(saver("a", gpus=gpus), saver("b", gpus=gpus))
     turns: list[tuple[str, float]] = [("a", driver.now)]
     until = driver.now + 40.0 * TRIAL_S
     while driver.now < until:
