@@ -187,7 +187,9 @@ def _seconds(value: object) -> float:
 def _deadline(value: object, now: float) -> float:
     moment = value if isinstance(value, datetime) else _timestamp(value)
     if moment is None:
-        return now + _duration(value, now)
+        until = now + _duration(value, now)
+        _require(now < until)  # less than the clock can tell is no time
+        return until
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise _Refused
     seconds = moment.timestamp()

@@ -113,6 +113,7 @@ REFUSED = [
     ("deadline", datetime(2030, 1, 1)),  # no zone
     ("deadline", "9999-12-31T23:59:59Z"),
     ("deadline", NOW),
+    *(("deadline", value) for value in (5e-324, "3e-83", "0.00000001", timedelta(microseconds=0))),
     *(
         ("parameters", value)
         for value in ("25.6", "25.6G", "25MB", "M", "0.0001K", "-1M", "1e9", "1001T", "1,000", 10**15 + 1)
