@@ -8,7 +8,7 @@ from cotenant.scheduler.core.board import REST
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, waiting_outlook
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.moves import PATIENCE_S
-from cotenant.scheduler.core.preemption import may_be_asked, movers_of
+from cotenant.scheduler.core.preemption import before_shorter_s, may_be_asked, movers_of
 from cotenant.scheduler.core.priority import importance
 from cotenant.scheduler.core.quotas import QUOTA_KINDS
 from cotenant.scheduler.core.state import State
@@ -70,10 +70,13 @@ def _room(state: State, job: Job, now: float) -> list[str]:
     if state.settings.checkpoints.directory is None:
         rows = rows[savers.on_one_host(rows)]
     movers = movers_of(savers, rows, savers.values(rows, now, standing), now)
-    rows = rows[may_be_asked(movers, job, importance(job, now, standing), rules, standing)]
+    most = importance(job, now, standing) / rules.priority_factor
+    important = may_be_asked(movers, job, standing, most, shorter=False)
+    rows = rows[may_be_asked(movers, job, standing, most, shorter=True)]
     if not len(rows):
         return []
-    wait_s = max(job.queued_at + PATIENCE_S, float(np.min(savers.granted_at(rows))) + rest_s) - now
+    patience_s = PATIENCE_S if important.any() else before_shorter_s(rules)
+    wait_s = max(job.queued_at + patience_s, float(np.min(savers.granted_at(rows))) + rest_s) - now
     who = "1 job that can save and is" if len(rows) == 1 else f"{len(rows)} jobs that can save and are"
     when = f"in {span(wait_s)} at the earliest" if wait_s > 0.0 else "where that gives it a place"
     return [f"wait: {who} less important, or expected to have much more to do, may be asked to make room, {when}"]

@@ -31,6 +31,7 @@ from cotenant.scheduler.core.savers import Savers
 MOST_CLAIMANTS = 8  # waiting jobs that are looked at, of those that have waited long enough
 MUCH_MORE = 2.0  # times the GPU-seconds
 TRIAL_S = 1800.0  # a job that nobody knows anything of is expected to run so long: moves for less are not worth it
+BEFORE_SHORTER = 2.0  # times the cost of a move
 HELD_UP = 1.0  # of the time it has run, beyond which a job makes no more room for shorter ones
 MOST_TRIED = 16  # GPUs or hosts, and jobs on them, that are tried for one of them
 
@@ -43,19 +44,26 @@ def make_room(board: Board) -> bool:
     rows = line.refused_rows()
     if not len(rows):
         return False
-    patient_at = line.waiting_since(rows) + PATIENCE_S
-    not_yet = patient_at[patient_at > board.now]
-    if len(not_yet):
+    waits_since = line.waiting_since(rows)
+    patient_at = waits_since + PATIENCE_S
+    turns = np.concatenate([patient_at, waits_since + before_shorter_s(board.rules)])
+    if len(not_yet := turns[turns > board.now]):
         state.moves.look(float(not_yet.min()))
     claimants = [line.row(job_id) for job_id in state.moves.claims if job_id in line]
     patient = np.setdiff1d(rows[patient_at <= board.now], claimants, assume_unique=True)
     if len(patient):
         first = line.order(patient, line.scores(patient, board.now, board.standing))[:MOST_CLAIMANTS]
         jobs, movers = [state.jobs[line.job_id(row)] for row in patient[first].tolist()], _movers(board)
-        for job in jobs:
-            _make_room_for(board, job, movers)
+        waited = board.now - line.waiting_since(patient[first]) >= before_shorter_s(board.rules)
+        for job, shorter in zip(jobs, waited.tolist(), strict=True):
+            _make_room_for(board, job, movers, shorter=shorter)
         _look_when_more_may_be_asked(board, jobs)
     return True
+
+
+def before_shorter_s(rules: RebalanceSettings) -> float:
+    """Return how long a job waits before others make room because it is shorter: a place may come free for nothing."""
+    return BEFORE_SHORTER * rules.move_cost_s
 
 
 def _look_when_more_may_be_asked(board: Board, jobs: Sequence[Job]) -> None:
@@ -119,14 +127,23 @@ def movers_of(savers: Savers, rows: Integers, value: Floats, now: float) -> Move
     )
 
 
-def may_be_asked(movers: Movers, job: Job, worth: float, rules: RebalanceSettings, standing: Standing) -> Flags:
-    """Return which of these jobs make room for a waiting one whose importance is ``worth``."""
-    return (movers.value * rules.priority_factor <= worth) | _have_much_more_left(movers, job, standing)
+def may_be_asked(movers: Movers, job: Job, standing: Standing, most: float, *, shorter: bool) -> Flags:
+    """Return which of these jobs make room for a waiting one.
+
+    Args:
+        movers: The jobs.
+        job: The one that waits.
+        standing: What the order of the queue rests on.
+        most: The value up to which jobs are less important.
+        shorter: Those make room as well that only have much more left.
+    """
+    asked = movers.value <= most
+    return asked | _have_much_more_left(movers, job, standing) if shorter else asked
 
 
-def _make_room_for(board: Board, job: Job, movers: Movers) -> None:
+def _make_room_for(board: Board, job: Job, movers: Movers, *, shorter: bool) -> None:
     worth = importance(job, board.now, board.standing)
-    may = may_be_asked(movers, job, worth, board.rules, board.standing)
+    may = may_be_asked(movers, job, board.standing, worth / board.rules.priority_factor, shorter=shorter)
     found = ((float(movers.value[place]), movers.job_ids[place]) for place in np.flatnonzero(may).tolist())
     victims = [(value, board.state.jobs[job_id]) for value, job_id in found if job_id not in board.taken]
     request, attempts = replace(board.state.request_of(job), job_id=""), board.state.line.attempts
@@ -140,7 +157,7 @@ def _make_room_for(board: Board, job: Job, movers: Movers) -> None:
                 attempts.note_failed(attempt)
             continue
         for value, other in leaving:
-            kind: InterruptionKind = "priority" if value * board.rules.priority_factor <= worth else "shorter"
+            kind: InterruptionKind = "priority" if value <= worth / board.rules.priority_factor else "shorter"
             board.leave(other, Interruption(kind, board.now, job.spec.job_id, value=value, against=worth))
         board.keep(job.spec.job_id, [other for _, other in leaving])
         return

@@ -11,11 +11,11 @@ from scheduling import Driver, host, saver
 from cotenant.scheduler.core.events import JobExited, Tick
 from cotenant.scheduler.core.preemption import TRIAL_S
 
-REST_S = 5.0 * 60.0
+REST_S, BEFORE_S = 5.0 * 60.0, 2.0 * 60.0
 
 
 def waiting(long: dict[str, Any], short: dict[str, Any], waited_s: float = 0.0) -> Driver:
-    """``long`` runs and has had its rest, ``short`` has waited for more than half a minute."""
+    """``long`` runs and has had its rest, ``short`` has waited for two minutes."""
     driver = Driver(host())
     if waited_s:
         driver.run(saver("before"))
@@ -25,9 +25,10 @@ def waiting(long: dict[str, Any], short: dict[str, Any], waited_s: float = 0.0) 
     driver.start_all(driver.commands)
     driver.do(Tick(), after_s=REST_S)
     driver.submit(saver("short", **({"expected_duration_s": 1000.0} | short)))
-    driver.do(Tick(), after_s=20.0)
-    assert driver.stops() == []
-    driver.do(Tick(), after_s=20.0)
+    for _ in range(2):
+        driver.do(Tick(), after_s=BEFORE_S / 2.0 - 1.0)
+        assert driver.stops() == []
+    driver.do(Tick(), after_s=10.0)
     return driver
 
 
@@ -49,7 +50,7 @@ def test_a_long_job_makes_room_for_a_short_one_and_goes_on_afterwards() -> None:
         ({}, {"expected_duration_s": 10_000.0}, 0.0, "it has not that much more to do"),
         ({"expected_duration_s": 3000.0}, {"expected_duration_s": None}, 0.0, "the other may take as long"),
         ({"priority": "high"}, {}, 0.0, "it is of a higher class"),
-        ({}, {}, 400.0, "it has waited for long enough"),
+        ({}, {}, 500.0, "it has waited for long enough"),
     ],
 )
 def test_it_stays(long: dict[str, Any], short: dict[str, Any], waited_s: float, why: str) -> None:
