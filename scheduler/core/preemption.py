@@ -90,7 +90,7 @@ class Movers:
         value: Their priority values.
         points: Of their priority class.
         work_s: GPU-seconds that each is expected to have left, alone.
-        patient: It has waited for less than ``HELD_UP`` of the time that it has run.
+        patient: See ``is_patient``.
     """
 
     job_ids: Sequence[str]
@@ -123,8 +123,14 @@ def movers_of(savers: Savers, rows: Integers, value: Floats, now: float) -> Move
         value=value,
         points=savers.points(rows),
         work_s=savers.gpus(rows) * savers.left_s(rows, now),
-        patient=savers.waited_s(rows) <= HELD_UP * savers.attained_s(rows, now),
+        patient=is_patient(savers, rows, now),
     )
+
+
+def is_patient(savers: Savers, rows: Integers, now: float) -> Flags:
+    """Return which jobs have waited for less than ``HELD_UP`` of the time they have run: they make room for others."""
+    flags: Flags = savers.waited_s(rows) <= HELD_UP * savers.attained_s(rows, now)
+    return flags
 
 
 def may_be_asked(movers: Movers, job: Job, standing: Standing, most: float, *, shorter: bool) -> Flags:

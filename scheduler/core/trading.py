@@ -17,8 +17,8 @@ what the administrator aims at:
   the longest jobs, though these get them anyway once the shorter ones are through.
 * makespan: weight of the share times what a second of its work is worth for the end of all (``prices``).
 
-Somebody may be suspended by it, but nobody of a higher class than those who wait. Nobody starves: who waits comes first
-in the end (``priority``), and then has its GPUs for ``board.REST`` times the cost of a move at least.
+Somebody may be suspended by it, but nobody of a higher class than those who wait, and nobody who has waited for longer
+than it has run (unless the last end is aimed at). Nobody starves: who waits comes first in the end (``priority``), and then has its GPUs for ``board.REST`` times the cost of a move at least.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from cotenant.scheduler.core.choices import Choices, possible
 from cotenant.scheduler.core.deadlines import attained_s
 from cotenant.scheduler.core.model import Interruption, InterruptionKind, Job
 from cotenant.scheduler.core.moves import PATIENCE_S
+from cotenant.scheduler.core.preemption import is_patient
 from cotenant.scheduler.core.prices import prices_of_work
 from cotenant.scheduler.core.priority import CLASS_POINTS, SIZE_SCALE_S
 
@@ -128,10 +129,18 @@ class _Crew:
         self.beside[number] = index[mates[0]] if mates else _NOBODY
 
     def _must_run(self, waiting: Sequence[Job]) -> Flags:
-        """Return who must not be suspended for those who wait: who is of a higher class."""
+        """Return who must not be suspended for those who wait: who is of a higher class, or was held up for long.
+
+        Where the last end of all is aimed at, being held up is no reason: there short jobs have time.
+        """
         least = CLASS_POINTS[waiting[0].spec.hints.priority] if waiting else -1.0
         points = np.array([CLASS_POINTS[job.spec.hints.priority] for job in self.jobs])
-        must: Flags = (self.at != _NOWHERE) & (points > least)
+        spared = points > least
+        if self.board.state.settings.scheduling.aim == "completion":
+            savers = self.board.state.savers
+            rows = savers.running()
+            spared |= np.isin(self.ids, savers.ids(rows[~is_patient(savers, rows, self.board.now)]))
+        must: Flags = (self.at != _NOWHERE) & spared
         return must
 
     def limits(self) -> Floats:

@@ -174,6 +174,21 @@ def test_one_makes_room_for_who_waits_and_gains_more() -> None:
     assert on(driver, "picky") == ["fast-0"]
 
 
+@pytest.mark.parametrize(("waited_s", "stopped"), [(200.0, 1), (REST_S + 200.0, 0)])
+def test_who_has_waited_for_longer_than_it_has_run_makes_no_room(waited_s: float, stopped: int) -> None:
+    driver = Driver(host("slow"), fast(), configured=SPEEDS)
+    for name, rate in (("indifferent", 10.5), ("idle", 10.5), ("picky", 400.0)):
+        driver.core.state.learn(f"fp-{name}", profile(rate=10.0), "cpu-1")
+        driver.core.state.learn(f"fp-{name}", profile(rate=rate), "fast")
+    driver.run(saver("before", checkpoint="none"), saver("before too", checkpoint="none"))
+    driver.submit(saver("indifferent", 40_000.0), saver("idle", 40_000.0))
+    driver.start_all(driver.do(*(JobExited(name, 1, on(driver, name)[0].split("-")[0], 0)
+                                 for name in ("before", "before too")), after_s=waited_s))  # fmt: skip
+    driver.run(saver("picky", 30_000.0))
+    driver.do(Tick(), after_s=REST_S)
+    assert len(driver.stops()) == stopped
+
+
 def test_nobody_makes_room_for_who_is_of_a_lower_class() -> None:
     driver = rested(saver("one", 40_000.0), saver("two", 40_000.0))
     driver.run(saver("small", 600.0, priority="low"))
