@@ -18,7 +18,8 @@ what the administrator aims at:
 * makespan: weight of the share times what a second of its work is worth for the end of all (``prices``).
 
 Somebody may be suspended by it, but nobody of a higher class than those who wait, and nobody who has waited for longer
-than it has run (unless the last end is aimed at). Nobody starves: who waits comes first in the end (``priority``), and then has its GPUs for ``board.REST`` times the cost of a move at least.
+than it has run (unless the last end is aimed at). Nobody starves: who waits comes first in the end (``priority``), and
+then has its GPUs for ``board.REST`` times the cost of a move at least.
 """
 
 from __future__ import annotations
