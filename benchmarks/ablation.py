@@ -1,8 +1,9 @@
 """What each idea contributes: the shipped core on a sample of the Philly week, with one idea at a time left out.
 
-A sample has the load of the week: on 16 GPUs every sixteenth of its jobs of up to 8 GPUs, drawn anew for each
-repetition. What pairs really do is a table that the core does not see; unless the row says otherwise it is told
-predictions made without the job's model family, and learns.
+A sample has the load of the week: on 32 GPUs as large a part of its jobs of up to 8 GPUs as 32 is of 304, drawn anew
+for each repetition. Samples differ a lot, so every variant is compared with the whole core sample by sample; the spread
+of that difference is its standard error. What pairs really do is a table that the core does not see; unless the row
+says otherwise it is told predictions made without the job's model family, and learns.
 
 Demand forecasts are no variant: jobs of a trace are steady, so there is nothing to foresee. What they contribute is
 measured on real jobs whose demand changes (``loop.py``).
@@ -11,8 +12,9 @@ measured on real jobs whose demand changes (``loop.py``).
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,8 +35,9 @@ from cotenant.scheduler.simulation.traces import load
 from cotenant.scheduler.simulation.truth import PairTable
 from cotenant.scheduler.simulation.workload import GIB, Trace, even_cluster
 
-GPUS, USABLE_GIB = 16, 23
-SEEDS, HOSTS = 2, 2
+GPUS, GPUS_PER_HOST, USABLE_GIB = 32, 8, 23
+SEEDS = 6
+WHOLE = "everything"
 
 
 class Blind:
@@ -93,7 +96,7 @@ def _core(value: object, *names: str) -> Callable[[], AbstractContextManager[obj
 
 
 VARIANTS = (
-    Variant("everything", {}),
+    Variant(WHOLE, {}),
     Variant("told the truth about pairs", {}, lambda _told, truth: TablePredictor(truth, error=0.0)),
     Variant("no learning from measured pairs", {}, lambda told, _truth: Unlearning(told)),
     Variant("utilisation rule instead of a model", {}, None),
@@ -128,41 +131,53 @@ def run(data: Path, trace: Trace, variant: Variant, gpus: int, seed: int) -> Res
     told = TablePredictor(PairTable(load_pairs(table, "n_predicted_lof"), utils))
     models = first_models if variant.predictor is None else only(variant.predictor(told, truth))
     settings = changed(variant.change)
-    scenario = Scenario(trace, even_cluster(gpus, per_node=gpus // HOSTS, memory_bytes=USABLE_GIB * GIB), truth)
+    scenario = Scenario(trace, even_cluster(gpus, per_node=GPUS_PER_HOST, memory_bytes=USABLE_GIB * GIB), truth)
     with variant.patched():
         return shipped_core(scenario, settings=settings, models=models, sensing=Sensing(seed=seed))
 
 
-def rows(data: Path, variant: Variant, seeds: int, gpus: int) -> Iterator[Row]:
-    """The figures of one variant: means over the samples, with their spread."""
-    week = load(data / "traces" / "peer_runs" / "philly_week.csv.gz")
-    found = []
-    for seed in range(seeds):
-        trace = sample(week, gpus, seed)
-        summary = run(data, trace, variant, gpus, seed).summary()
-        alone = float(np.mean([job.duration_s for job in trace.jobs]))
-        found.append(
-            {
-                COMPLETION: (summary["jct_s"]["mean"], "s"),
-                "mean completion beyond the run time alone": (summary["jct_s"]["mean"] - alone, "s"),
-                QUEUEING: (summary["queue_s"]["mean"], "s"),
-                SLOWDOWN: (summary["slowdown"]["mean"], "1"),
-                SLOWDOWN_P99: (summary["slowdown"]["p99"], "1"),
-                "GPU time saved": (summary["saving"], "1"),
-            }
-        )
-    case = f"sample of the Philly week, {gpus} GPUs"
-    method = "cotenant" if variant.name == "everything" else f"cotenant: {variant.name}"
-    for metric, (_, unit) in found[0].items():
-        values = [each[metric][0] for each in found]
-        yield Row(case, method, metric, float(np.mean(values)), unit, float(np.std(values)) if seeds > 1 else None)
+def rows(data: Path, gpus: int, seeds: int, variants: Iterable[Variant]) -> Iterator[Row]:
+    """The figures of the variants: means over the samples, with their spread."""
+    whole: list[float] = []  # mean completion with everything, by sample
+    for variant in variants:
+        found = [_figures(data, gpus, seed, variant) for seed in range(seeds)]
+        completion = [each[COMPLETION][0] for each in found]
+        whole = whole or completion
+        method = "cotenant" if variant.name == WHOLE else f"cotenant: {variant.name}"
+        for metric, (_, unit) in found[0].items():
+            values = [each[metric][0] for each in found]
+            yield Row(_case(gpus), method, metric, float(np.mean(values)), unit, float(np.std(values)))
+        longer = np.subtract(completion, whole)
+        error = float(np.std(longer, ddof=1) / math.sqrt(seeds)) if seeds > 1 else None
+        yield Row(_case(gpus), method, "mean completion, longer than with everything", float(longer.mean()), "s", error)
+
+
+def _case(gpus: int) -> str:
+    return f"samples of the Philly week, {gpus} GPUs"
+
+
+def _figures(data: Path, gpus: int, seed: int, variant: Variant) -> dict[str, tuple[float, str]]:
+    """The figures of one variant on one sample, with their units."""
+    trace = sample(load(data / "traces" / "peer_runs" / "philly_week.csv.gz"), gpus, seed)
+    summary = run(data, trace, variant, gpus, seed).summary()
+    alone = float(np.mean([job.duration_s for job in trace.jobs]))
+    return {
+        COMPLETION: (summary["jct_s"]["mean"], "s"),
+        "mean completion beyond the run time alone": (summary["jct_s"]["mean"] - alone, "s"),
+        QUEUEING: (summary["queue_s"]["mean"], "s"),
+        SLOWDOWN: (summary["slowdown"]["mean"], "1"),
+        SLOWDOWN_P99: (summary["slowdown"]["p99"], "1"),
+        "GPU time saved": (summary["saving"], "1"),
+    }
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = options(str(__doc__).partition("\n")[0])
     parser.add_argument("--data", type=Path, help="folder with traces/ (default: $COTENANT_DATA or ../shared/data)")
-    parser.add_argument("--method", default="", metavar="TEXT", help="only variants whose name contains this")
+    parser.add_argument(
+        "--method", default="", metavar="REGEX", help="only variants in whose name this is found, and the whole core"
+    )
     parser.add_argument("--add", action="store_true", help="keep the rows of the JSON file that are not measured again")
     arguments = parser.parse_args()
     data = data_folder(arguments.data)
@@ -170,8 +185,8 @@ def main() -> None:
         print(f"ablation: skipped, there is no {data}; give --data or set COTENANT_DATA", file=sys.stderr)
         return
     seeds, gpus = (1, 8) if arguments.quick else (SEEDS, GPUS)
-    wanted = (variant for variant in VARIANTS if arguments.method in variant.name)
-    found = [row for variant in wanted for row in rows(data, variant, seeds, gpus)]
+    wanted = (each for each in VARIANTS if each.name == WHOLE or re.search(arguments.method, each.name))
+    found = list(rows(data, gpus, seeds, wanted))
     earlier = kept(arguments.json, found) if arguments.add else []
     write_report("ablation", [*earlier, *found], arguments.json)
 
