@@ -6,8 +6,8 @@ Schrage 1968, but no long job is held up to more than about twice its time by th
 estimates would have jobs make room for each other in turn.)
 
 Of whom nobody knows how long it runs, as much is expected as it has done. So among such jobs those go first that have
-had least of the GPUs (least attained service: Nuyens and Wierman 2008; Tiresias, Gu et al. 2019), and nobody makes room
-for the same job again until that has had twice as much.
+had least of the GPUs (least attained service: Nuyens and Wierman 2008; Tiresias, Gu et al. 2019). That is best where
+few jobs are much longer than most, and bad where all are alike and only take turns. So it takes more there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cotenant.scheduler.core.priority import CLASS_POINTS, Standing, importance
 from cotenant.scheduler.core.savers import Savers
 
 MOST_CLAIMANTS = 8  # waiting jobs that are looked at, of those that have waited long enough
-MUCH_MORE = 2.0  # times the GPU-seconds
+MUCH_MORE, UNSURE = 2.0, 4.0  # times the GPU-seconds; where nobody knows how long the job that waits runs
 TRIAL_S = 1800.0  # a job that nobody knows anything of is expected to run so long: moves for less are not worth it
 BEFORE_SHORTER = 2.0  # times the cost of a move
 HELD_UP = 1.0  # of the time it has run, beyond which a job makes no more room for shorter ones
@@ -176,14 +176,14 @@ def _have_much_more_left(movers: Movers, job: Job, standing: Standing) -> Flags:
 
 
 def _much_more(job: Job, standing: Standing) -> float:
-    """Return how many GPU-seconds another must have left to make room for a waiting job, ``MUCH_MORE`` times its own.
+    """Return how many GPU-seconds another must have left to make room for a waiting job: so many times its own.
 
     Infinitely many where the last end of all is aimed at: there short jobs have time.
     """
     if standing.settings.aim == "makespan":
         return math.inf
-    left_s = left_of(job.spec.hints, job.done_s)
-    return MUCH_MORE * job.spec.hints.gpus * (max(TRIAL_S, job.done_s) if left_s is None else left_s)
+    gpus, left_s = job.spec.hints.gpus, left_of(job.spec.hints, job.done_s)
+    return UNSURE * gpus * max(TRIAL_S, job.done_s) if left_s is None else MUCH_MORE * gpus * left_s
 
 
 def _groups(board: Board, job: Job, victims: Sequence[_Valued]) -> Iterator[tuple[Integers, list[_Valued]]]:
