@@ -78,6 +78,7 @@ class Proposal:
         self._shown: set[str] = set()  # GPUs that do not look as the state says
         self._keeps: list[tuple[float, list[str]]] = []  # processors per GPU, and GPUs, that somebody waits for
         self.claimants: set[str] = set()  # placed on GPUs that were kept for them
+        self._left: set[str] = set()  # GPUs with more room than before jobs changed places
         self._keep(state.moves.claimed())
         self._refusals: dict[tuple[Key, float | None], NoFit] = {}
 
@@ -221,12 +222,18 @@ class Proposal:
         if before and not self._keeps:
             keep_for(self.fleet, ())
 
-    def closed(self) -> set[str]:
-        """Return the ids of the GPUs that are held or kept, and of those on hosts whose processors are."""
+    def unseen(self) -> set[str]:
+        """Return the ids of the GPUs with more room than was offered.
+
+        They are held or kept, or on hosts whose processors are, or jobs have left them when they changed places.
+        """
         if not self._keeps:
-            return set(self._open)
-        near = self.fleet.on_hosts(np.flatnonzero(self.fleet.kept)).tolist()
-        return {*self._open, *(self.fleet[place].gpu_id for place in near)}
+            return self._left | self._open.keys()
+        return {*self._left, *self._open, *self._of_hosts(np.flatnonzero(self.fleet.kept))}
+
+    def _of_hosts(self, hosts: Integers) -> list[str]:
+        """Return the ids of the GPUs of these hosts, given by number."""
+        return [self.fleet[place].gpu_id for place in self.fleet.on_hosts(hosts).tolist()]
 
     def hold_for(self, job: Job) -> bool:
         """Hold GPUs for a job that was just refused, if it has waited long and no other has a reservation."""
@@ -298,12 +305,25 @@ class Proposal:
         better = rearrange(
             self.policy, self.fleet, placed, asked, fixed=fixed, predictor=self.predictor, settings=self.packing
         )
+        if better is not None:
+            self._note_left(placed, better)
         for request, placement in better or placed:
             self._put(request, placement)
             plan.refused.pop(request.job_id, None)
         plan.placed = [placement for _, placement in better or placed]
         self._note_gpus()
         return {each.job_id for each in plan.placed if each.job_id not in found}
+
+    def _note_left(
+        self, before: Iterable[tuple[Request, Placement]], after: Iterable[tuple[Request, Placement]]
+    ) -> None:
+        """Note which GPUs jobs have left: others were refused there for their sake, or on others of those hosts."""
+        there = {(each.job_id, share.gpu_id) for _, each in after for share in each.shares}
+        for request, placement in before:
+            left = [share.gpu_id for share in placement.shares if (request.job_id, share.gpu_id) not in there]
+            self._left.update(left)
+            if request.cpus and left:
+                self._left.update(self._of_hosts(self.fleet.host[[*map(self.fleet.position, left)]]))
 
     def _is_over_quota(self, job: Job) -> bool:
         refusal = self.plan.refused.get(job.spec.job_id)

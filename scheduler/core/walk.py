@@ -313,7 +313,7 @@ class _Walk:
             self._offered[line.row(job_id)] = True
 
     def _settle(self) -> None:
-        """Note which asks are refused everywhere now; GPUs that were closed because they are held count as changed."""
+        """Note which asks are refused everywhere now; GPUs with more room than they were offered count as changed."""
         line, proposal, state = self._line, self._proposal, self._state
         for number in np.flatnonzero(self._open).tolist():
             ask = line.asks[number]
@@ -326,4 +326,4 @@ class _Walk:
                 line.settle(ask)
             else:
                 line.unsettle([ask])
-        state.floor.changed = proposal.closed()
+        state.floor.changed = proposal.unseen()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling import GIB, Driver, half, host, measurement, profile, report, spec
+from scheduling import GIB, Driver, half, host, measurement, on, profile, report, spec
 
-from cotenant.configs.settings import AccountSettings, SchedulingSettings, Settings
+from cotenant.configs.settings import AccountSettings, PlacementSettings, SchedulingSettings, Settings
 from cotenant.placement.engine import Cotenant
 from cotenant.placement.fleet import Fleet, Part
 from cotenant.placement.types import NoFit
@@ -149,3 +149,40 @@ def test_rows_move_up_when_one_is_taken_out() -> None:
     assert len(line) == len(left) < waiting
     assert all(line.job_id(line.row(job_id)) == job_id for job_id in left)
     assert sum(len(ask.jobs) for ask in line.asks if ask is not None) == len(left)
+
+
+def test_a_gpu_that_jobs_leave_when_they_change_places_is_offered_to_those_refused_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(walk, "FEW_GPUS", 0)
+    packing = PlacementSettings(packing_bias=1.0, max_jobs_per_gpu=2)
+    driver = Driver(host(gpus=3), configured=Settings(placement=packing))
+    driver.run(
+        spec("a", gpu_memory=2 * GIB, compute=0.5, max_slowdown=1.5),
+        spec("b", gpu_memory=3 * GIB, compute=0.1, max_slowdown=2.0),
+        spec("c", gpu_memory=4 * GIB, compute=0.2, max_slowdown=1.5),
+        spec("d", gpu_memory=5 * GIB, compute=0.1, max_slowdown=1.2),
+        spec("late", isolation="hard", priority="low"),
+    )
+    (left,) = {"h1-0", "h1-1", "h1-2"} - {gpu for job_id in "abcd" for gpu in on(driver, job_id)}
+    check_settled(driver)
+    driver.submit(spec("next", isolation="hard", priority="low"))
+    assert on(driver, "late") == [left], "it was refused while somebody was there, who was better off elsewhere"
+
+
+def test_processors_that_jobs_give_back_when_they_change_places_are_offered_on_all_gpus_of_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(walk, "FEW_GPUS", 0)
+    packing = PlacementSettings(packing_bias=0.9, max_jobs_per_gpu=2)
+    driver = Driver(host("h1", gpus=2, cpus=2.0), host("h2", cpus=4.0), configured=Settings(placement=packing))
+    driver.run(
+        spec("a", gpu_memory=5 * GIB, compute=0.1, max_slowdown=9.0, cpus=1.0),
+        spec("b", gpu_memory=GIB, compute=0.5, max_slowdown=9.0),
+        spec("c", gpu_memory=GIB, compute=0.9, max_slowdown=1.2, cpus=2.0),
+        spec("late", gpu_memory=GIB, compute=0.1, cpus=2.0, isolation="hard", priority="low"),
+    )
+    assert [on(driver, job_id) for job_id in "abc"] == [["h2-0"], ["h1-0"], ["h2-0"]]
+    check_settled(driver)
+    driver.submit(spec("next", gpu_memory=GIB, compute=0.1, cpus=2.0, isolation="hard", priority="low"))
+    assert on(driver, "late") == ["h1-1"], "somebody on the other GPU had the processors when it was refused"
