@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import is_not
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.placement.fleet import Flags, Floats, Integers
 
 _FIRST_SIZE = 64
+_NOTHING = (object(),)
 
 
 class Columns:
@@ -61,3 +65,44 @@ class Columns:
         """Return an array of truth values, shape (rows,)."""
         array: Flags = getattr(self, f"_{name}")[: self.size]
         return array
+
+
+class NamedColumns(Columns):
+    """The same, with the rows found by the ids of what they are of.
+
+    Attributes:
+        ids: The id of each row.
+    """
+
+    def __init__(self, **kinds: type) -> None:
+        super().__init__(**kinds)
+        self.ids: list[str] = []
+        self._row: dict[str, int] = {}
+        self._rests_on: dict[str, tuple[object, ...]] = {}
+
+    def stale(self, name: str, *rests_on: object) -> int | None:
+        """Return the row to be filled, a new one where there was none; None where it rests on the same objects."""
+        if not any(map(is_not, self._rests_on.get(name, _NOTHING), rests_on)):
+            return None
+        self._rests_on[name] = rests_on
+        row = self._row.get(name)
+        if row is None:
+            row = self._row[name] = self.grow()
+            self.ids.append(name)
+        return row
+
+    def remove(self, name: str) -> None:
+        """Forget a row if there is one."""
+        row = self._row.pop(name, None)
+        if row is None:
+            return
+        del self._rests_on[name]
+        last, other = self.shrink(row), self.ids.pop()
+        if last != row:
+            self.ids[row] = other
+            self._row[other] = row
+
+    def rows_of(self, names: Iterable[str]) -> Integers:
+        """Return the rows of those of these that have one."""
+        known = (self._row.get(name) for name in names)
+        return np.array([row for row in known if row is not None], dtype=np.int64)

@@ -4,55 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from operator import is_not
 
 import numpy as np
 
 from cotenant.configs.settings import SchedulingSettings
 from cotenant.placement.fleet import Flags
-from cotenant.scheduler.core.columns import Columns
+from cotenant.scheduler.core.columns import NamedColumns
 from cotenant.scheduler.core.deadlines import MARGIN
 from cotenant.scheduler.core.model import Job, Progress
 from cotenant.scheduler.core.priority import HELD_CHANGE, RISK_POINTS, SLACK_SCALE_S
 
 _UNKNOWN = math.nan
-_NOTHING = (object(),)
 
 
 class Dated:
     """The jobs that hold GPUs and have a deadline, one row each."""
 
     def __init__(self) -> None:
-        self._rows = Columns(
+        self._rows = NamedColumns(
             seq=int, deadline=float, expected=float, done=float, at=float, speed=float, alone=float, urgency=float,
             at_risk=bool,
         )  # fmt: skip
-        self._row: dict[str, int] = {}
-        self._ids: list[str] = []
-        self._rests_on: dict[str, tuple[object, ...]] = {}  # what a row is made of
 
     def __len__(self) -> int:
         """Return the number of jobs."""
-        return len(self._ids)
+        return len(self._rows.ids)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the ids of the jobs, in no order."""
-        return iter(self._ids)
+        return iter(self._rows.ids)
 
     def follow(self, job: Job, progress: Progress | None) -> None:
         """Take in what has changed about a job, or forget it when it is none of them any more."""
         job_id, hints = job.spec.job_id, job.spec.hints
         if job.lease is None or hints.deadline_s is None:
-            self._remove(job_id)
+            self._rows.remove(job_id)
             return
-        rests_on = progress, hints, job.urgency, job.at_risk
-        if not any(map(is_not, self._rests_on.get(job_id, _NOTHING), rests_on)):
-            return
-        self._rests_on[job_id] = rests_on
-        row = self._row.get(job_id)
+        row = self._rows.stale(job_id, progress, hints, job.urgency, job.at_risk)
         if row is None:
-            row = self._row[job_id] = self._rows.grow()
-            self._ids.append(job_id)
+            return
         done, at, speed = (0.0, math.inf, 1.0) if progress is None else (progress.done_s, progress.at, progress.speed)
         self._rows.fill(
             row,
@@ -67,20 +57,10 @@ class Dated:
             at_risk=job.at_risk,
         )
 
-    def _remove(self, job_id: str) -> None:
-        row = self._row.pop(job_id, None)
-        if row is None:
-            return
-        del self._rests_on[job_id]
-        last, other = self._rows.shrink(row), self._ids.pop()
-        if last != row:
-            self._ids[row] = other
-            self._row[other] = row
-
     def stirred(self, now: float, settings: SchedulingSettings) -> list[str]:
         """Return those of whom ``running_outlook`` and ``held_urgency`` now say something else, by submission."""
         rows = np.flatnonzero(self._stirred(now, settings))
-        return [self._ids[row] for row in rows[np.argsort(self._rows.integers("seq")[rows])].tolist()]
+        return [self._rows.ids[row] for row in rows[np.argsort(self._rows.integers("seq")[rows])].tolist()]
 
     def _stirred(self, now: float, settings: SchedulingSettings) -> Flags:
         columns = self._rows

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from operator import is_not
 
 import numpy as np
 
 from cotenant.placement.fleet import Flags, Floats, Integers
-from cotenant.scheduler.core.columns import Columns
+from cotenant.scheduler.core.columns import NamedColumns
 from cotenant.scheduler.core.deadlines import runs_since
 from cotenant.scheduler.core.model import Job, JobState, Progress
 from cotenant.scheduler.core.priority import (
@@ -23,47 +22,38 @@ from cotenant.scheduler.core.priority import (
 )
 
 _UNKNOWN = math.nan
-_NOTHING = (object(),)
 
 
 class Savers:
     """The jobs that hold GPUs and lose nothing by being interrupted, one row each."""
 
     def __init__(self) -> None:
-        self._rows = Columns(
+        self._rows = NamedColumns(
             seq=int, gpus=int, running=bool, one_host=bool, dated=bool, granted_at=float, waited=float, points=float,
             critical=float, expected=float, done=float, speed=float, at=float, tenant=int, queue=int,
         )  # fmt: skip
-        self._row: dict[str, int] = {}
-        self._ids: list[str] = []
         self._names: dict[str, int] = {}
-        self._rests_on: dict[str, tuple[object, ...]] = {}  # what a row is made of, besides what never changes
 
     def __len__(self) -> int:
         """Return the number of jobs."""
-        return len(self._ids)
+        return len(self._rows.ids)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the ids of the jobs, in no order."""
-        return iter(self._ids)
+        return iter(self._rows.ids)
 
     def follow(self, job: Job, progress: Progress | None) -> None:
         """Take in what has changed about a job, or forget it when it is none of them any more."""
         if job.lease is None or not job.saves:
-            self._remove(job.spec.job_id)
+            self._rows.remove(job.spec.job_id)
             return
         job_id, hints = job.spec.job_id, job.spec.hints
-        rests_on = (
-            progress, job.state, job.hosts, job.started_hosts, job.started_at, job.done_s, job.queued_at,
+        row = self._rows.stale(  # besides what never changes
+            job_id, progress, job.state, job.hosts, job.started_hosts, job.started_at, job.done_s, job.queued_at,
             job.lease.granted_at,
         )  # fmt: skip
-        if not any(map(is_not, self._rests_on.get(job_id, _NOTHING), rests_on)):
-            return  # most changes of a job are none of these
-        self._rests_on[job_id] = rests_on
-        row = self._row.get(job_id)
         if row is None:
-            row = self._row[job_id] = self._rows.grow()
-            self._ids.append(job_id)
+            return  # most changes of a job are none of these
         points, critical, _ = lasting_parts(job)
         since = runs_since(job)
         idle = (job.done_s, 0.0, 0.0) if since is None else (job.done_s, 1.0, since)
@@ -87,33 +77,19 @@ class Savers:
             queue=self._names.setdefault(hints.queue, len(self._names)),
         )
 
-    def _remove(self, job_id: str) -> None:
-        row = self._row.pop(job_id, None)
-        if row is None:
-            return
-        del self._rests_on[job_id]
-        last, other = self._rows.shrink(row), self._ids.pop()
-        if last != row:
-            self._ids[row] = other
-            self._row[other] = row
-
     def running(self, among: Iterable[str] | None = None) -> Integers:
         """Return the rows of those that run, in order of submission.
 
         Args:
             among: Ids of the only jobs to look at; None = all.
         """
-        rows = np.arange(len(self)) if among is None else self._rows_of(among)
+        rows = np.arange(len(self)) if among is None else self._rows.rows_of(among)
         rows = rows[self._rows.flags("running")[rows]]
         return rows[np.argsort(self._rows.integers("seq")[rows])]
 
-    def _rows_of(self, job_ids: Iterable[str]) -> Integers:
-        known = (self._row.get(job_id) for job_id in job_ids)
-        return np.array([row for row in known if row is not None], dtype=np.int64)
-
     def ids(self, rows: Integers) -> list[str]:
         """Return the ids of the jobs in these rows."""
-        return [self._ids[row] for row in rows.tolist()]
+        return [self._rows.ids[row] for row in rows.tolist()]
 
     def seqs(self, rows: Integers) -> Integers:
         """Return their order of submission."""
