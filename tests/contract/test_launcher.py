@@ -177,15 +177,21 @@ def test_a_stop_that_comes_during_the_launch_is_not_lost(host):
     assert host.exited() == Exited("job", 1, -signal.SIGTERM, "stopped while it was being started", stopped=True)
 
 
-def test_stopping_lets_the_job_say_goodbye(host):
+def test_stopping_lets_the_job_say_goodbye(host, tmp_path):
+    go = tmp_path / "may end"
     host.python(
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit(3)))\n"
-        "print('up', flush=True); time.sleep(60)"
+        "import os, signal, sys, time\n"
+        "def leave(*_):\n"
+        "    while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+        "    print('bye'); sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "print('up', flush=True); time.sleep(60)",
+        str(go),
     )
     wait_until(lambda: "up" in host.output(), 10, "the job is up")
-    host.launcher.stop("job", 1, 5.0, "stopped by user")
+    host.launcher.stop("job", 1, 30.0, "stopped by user")
     assert [held.phase for held in host.launcher.inventory()] == ["stopping"]
+    go.touch()
     assert host.exited() == Exited("job", 1, 3, "stopped by user", stopped=True)
     assert host.output() == "up\nbye\n"
 
