@@ -109,7 +109,12 @@ VARIANTS = (
     Variant(
         "order of arrival only",
         {"scheduling": {"size_weight": 0.0, "fair_share_weight": 0.0}},
-        patched=_core(lambda _smallness: 1.0, "scheduler.core.priority.pace_of", "scheduler.core.line.pace_of"),
+        patched=_core(
+            lambda size: 1.0 + 0.0 * size,
+            "scheduler.core.priority.pace_of",
+            "scheduler.core.line.paces_of",
+            "scheduler.core.savers.paces_of",
+        ),
     ),
     Variant("no estimates of run times (no backfill)", {}, estimates=False),
     Variant("no reservations", {}, patched=_core(math.inf, "scheduler.core.waiting.RESERVE_AFTER_S")),

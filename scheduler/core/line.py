@@ -22,9 +22,9 @@ from cotenant.scheduler.core.deadlines import left_of
 from cotenant.scheduler.core.model import Job
 from cotenant.scheduler.core.priority import (
     AGE_WORTH_A_CLASS_S,
-    SLOWEST_PACE,
     Standing,
     lasting_parts,
+    paces_of,
     pressing_parts,
     size_part,
 )
@@ -433,7 +433,7 @@ class Line:
         total = total + rules.fair_share_weight * fair
         total = total + risk
         waited: Floats = np.maximum(0.0, now - columns.floats("queued_at")[rows])
-        waited = np.maximum(SLOWEST_PACE, 2.0 * size) * waited / AGE_WORTH_A_CLASS_S
+        waited = paces_of(size) * waited / AGE_WORTH_A_CLASS_S
         value: Floats = total + waited
         return value
 

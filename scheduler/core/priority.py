@@ -175,6 +175,11 @@ def pace_of(size: float) -> float:
     return max(SLOWEST_PACE, 2.0 * size)
 
 
+def paces_of(sizes: Floats) -> Floats:
+    """Return ``pace_of`` of many."""
+    return np.maximum(SLOWEST_PACE, 2.0 * sizes)
+
+
 def overtaking_s(settings: SchedulingSettings, pace: float) -> float:
     """Return how long a job of this pace has to wait before everybody who comes starts out behind it."""
     weights = settings.urgency_weight + settings.criticality_weight + settings.size_weight + settings.fair_share_weight

@@ -14,10 +14,10 @@ from cotenant.scheduler.core.model import Job, JobState, Progress
 from cotenant.scheduler.core.priority import (
     AGE_WORTH_A_CLASS_S,
     SIZE_SCALE_S,
-    SLOWEST_PACE,
     Standing,
     had_waited_s,
     lasting_parts,
+    paces_of,
     size_part,
 )
 
@@ -148,5 +148,5 @@ class Savers:
         fair = 0.5 * (tenants[columns.integers("tenant")[rows]] + queues[columns.integers("queue")[rows]])
         total = total + rules.fair_share_weight * fair
         waited = np.maximum(0.0, columns.floats("waited")[rows])
-        value: Floats = total + np.maximum(SLOWEST_PACE, 2.0 * size) * waited / AGE_WORTH_A_CLASS_S
+        value: Floats = total + paces_of(size) * waited / AGE_WORTH_A_CLASS_S
         return value
