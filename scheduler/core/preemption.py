@@ -149,7 +149,8 @@ def may_be_asked(movers: Movers, job: Job, standing: Standing, most: float, *, s
 
 def _make_room_for(board: Board, job: Job, movers: Movers, *, shorter: bool) -> None:
     worth = importance(job, board.now, board.standing)
-    may = may_be_asked(movers, job, board.standing, worth / board.rules.priority_factor, shorter=shorter)
+    most = worth / board.rules.priority_factor
+    may = may_be_asked(movers, job, board.standing, most, shorter=shorter)
     found = ((float(movers.value[place]), movers.job_ids[place]) for place in np.flatnonzero(may).tolist())
     victims = [(value, board.state.jobs[job_id]) for value, job_id in found if job_id not in board.taken]
     request, attempts = replace(board.state.request_of(job), job_id=""), board.state.line.attempts
@@ -163,7 +164,7 @@ def _make_room_for(board: Board, job: Job, movers: Movers, *, shorter: bool) -> 
                 attempts.note_failed(attempt)
             continue
         for value, other in leaving:
-            kind: InterruptionKind = "priority" if value <= worth / board.rules.priority_factor else "shorter"
+            kind: InterruptionKind = "priority" if value <= most else "shorter"
             board.leave(other, Interruption(kind, board.now, job.spec.job_id, value=value, against=worth))
         board.keep(job.spec.job_id, [other for _, other in leaving])
         return
