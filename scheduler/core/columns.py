@@ -85,10 +85,21 @@ class NamedColumns(Columns):
         if not any(map(is_not, self._rests_on.get(name, _NOTHING), rests_on)):
             return None
         self._rests_on[name] = rests_on
-        row = self._row.get(name)
-        if row is None:
-            row = self._row[name] = self.grow()
-            self.ids.append(name)
+        row = self.row(name)
+        return self.add(name) if row is None else row
+
+    def row(self, name: str) -> int | None:
+        """Return the row of that name; None when there is none."""
+        return self._row.get(name)
+
+    def row_of(self, name: str) -> int:
+        """Return the row of that name; one that is not there is a KeyError."""
+        return self._row[name]
+
+    def add(self, name: str) -> int:
+        """Add a row of a new name and return its number."""
+        row = self._row[name] = self.grow()
+        self.ids.append(name)
         return row
 
     def remove(self, name: str) -> None:
@@ -96,7 +107,7 @@ class NamedColumns(Columns):
         row = self._row.pop(name, None)
         if row is None:
             return
-        del self._rests_on[name]
+        self._rests_on.pop(name, None)
         last, other = self.shrink(row), self.ids.pop()
         if last != row:
             self.ids[row] = other

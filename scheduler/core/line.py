@@ -17,7 +17,7 @@ from cotenant.placement.fleet import Flags, Fleet, Floats, Integers
 from cotenant.placement.shares import FLOOR, TOLERANCE, thousandths
 from cotenant.placement.types import FitError, NoFit, Request
 from cotenant.scheduler.core.attempts import Attempts
-from cotenant.scheduler.core.columns import Columns
+from cotenant.scheduler.core.columns import Columns, NamedColumns
 from cotenant.scheduler.core.deadlines import left_of
 from cotenant.scheduler.core.model import Job
 from cotenant.scheduler.core.priority import (
@@ -90,12 +90,10 @@ class Line:
         self._programs: dict[str, dict[str, None]] = {}  # waiting jobs by their program
         self._of_program: dict[str, dict[int, Ask]] = {}  # asks by the program whose profile counts
         self._program: dict[str, str] = {}
-        self._rows = Columns(
+        self._rows = NamedColumns(
             points=float, critical=float, small=float, deadline=float, duration=float, left=float,
             queued_at=float, not_before=float, slowdown=float, seq=int, gpus=int, ask=int, tenant=int, queue=int,
         )  # fmt: skip
-        self._row: dict[str, int] = {}
-        self._ids: list[str] = []
         self._names: dict[str, int] = {}
         self._screen = Columns(
             fixed=int, peak=int, padded=int, compute=float, alone=bool, gpus=int, one_host=bool, settled=bool,
@@ -104,24 +102,23 @@ class Line:
 
     def __len__(self) -> int:
         """Return the number of waiting jobs."""
-        return len(self._ids)
+        return len(self._rows.ids)
 
     def __contains__(self, job_id: object) -> bool:
         """Whether the job waits."""
-        return job_id in self._row
+        return isinstance(job_id, str) and self._rows.row(job_id) is not None
 
     # -- who waits --------------------------------------------------------------------------------------------------
 
     def put(self, job: Job, key: Key, max_slowdown: float) -> None:
         """Take in a waiting job, or what has changed about it."""
         job_id, hints = job.spec.job_id, job.spec.hints
-        row = self._row.get(job_id)
+        row = self._rows.row(job_id)
         if row is not None and self._ask_at(row).key != key:
             self.remove(job_id)
             row = None
         if row is None:
-            row = self._row[job_id] = self._rows.grow()
-            self._ids.append(job_id)
+            row = self._rows.add(job_id)
             ask = self._join(job_id, key)
             self._rows.fill(row, ask=ask.number)
             self._program[job_id] = job.spec.fingerprint
@@ -147,7 +144,7 @@ class Line:
 
     def remove(self, job_id: str) -> None:
         """Forget a job that no longer waits; one that is not there is no error."""
-        row = self._row.pop(job_id, None)
+        row = self._rows.row(job_id)
         if row is None:
             return
         ask = self._ask_at(row)
@@ -163,11 +160,7 @@ class Line:
                 del self._of_program[ask.key[0]]
             self.asks[ask.number] = None
             self._free.append(ask.number)
-        last = self._rows.shrink(row)
-        other = self._ids.pop()
-        if last != row:
-            self._ids[row] = other
-            self._row[other] = row
+        self._rows.remove(job_id)
 
     def _join(self, job_id: str, key: Key) -> Ask:
         ask = self._by_key.get(key)
@@ -205,7 +198,7 @@ class Line:
         Raises:
             KeyError: It does not wait.
         """
-        return self._ask_at(self._row[job_id])
+        return self._ask_at(self.row(job_id))
 
     def of_program(self, fingerprint: str) -> list[str]:
         """Return the ids of the waiting jobs of a program."""
@@ -217,7 +210,7 @@ class Line:
 
     def job_id(self, row: int) -> str:
         """Return the id of the job in this row."""
-        return self._ids[row]
+        return self._rows.ids[row]
 
     def row(self, job_id: str) -> int:
         """Return the row of a job.
@@ -225,7 +218,7 @@ class Line:
         Raises:
             KeyError: It does not wait.
         """
-        return self._row[job_id]
+        return self._rows.row_of(job_id)
 
     def seqs(self, rows: Integers) -> Integers:
         """Return the order of submission of the jobs in these rows."""
