@@ -122,7 +122,6 @@ CASES = (
         192,
         goals={"cotenant": {COMPLETION: "<= 5350"}},
         peers=("srtf", "lucid"),
-        seeds=SEEDS[:1],
     ),
     Case(
         "Philly week, 160 GPUs",
@@ -132,7 +131,6 @@ CASES = (
             "cotenant, 2 jobs a GPU": {COMPLETION: "<= 6100"},
         },
         peers=("srtf", "lucid"),
-        seeds=SEEDS[:1],
     ),
 )
 
