@@ -160,11 +160,12 @@ class Board:
         return values
 
     def places(self, job_id: str) -> tuple[str, ...]:
-        """Return the GPUs of a job."""
+        """Return the GPUs of a job; of one that ends since a host is gone, those of the others."""
         found = self._places.get(job_id) or self._leased.get(job_id)
         if found is None:
-            lease = self.state.jobs[job_id].lease
-            found = self._leased[job_id] = tuple(share.gpu_id for share in (lease.shares if lease else ()))
+            lease, fleet = self.state.jobs[job_id].lease, self.statement.fleet
+            gpu_ids = (share.gpu_id for share in (lease.shares if lease else ()))
+            found = self._leased[job_id] = tuple(filter(fleet.has, gpu_ids))
         return found
 
     def residents(self, gpu_ids: Sequence[str]) -> dict[str, None]:
