@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
 from cotenant.placement.fleet import Fleet, Floats
 from cotenant.placement.types import GpuView, Resident
-from cotenant.scheduler.core.model import Gpu, Host
+from cotenant.scheduler.core.model import Gpu, Host, Job
 
 Build = Callable[[str], GpuView]
 """Makes the view of a GPU from the records."""
@@ -31,6 +31,22 @@ def view_of(gpu: Gpu, host: Host, residents: tuple[Resident, ...]) -> GpuView:
         island=gpu.island,
         host_cpus=host.cpus,
     )
+
+
+def mixed_places(jobs: Iterable[Job], fingerprint: str, gpus: Mapping[str, Gpu]) -> Iterator[str]:
+    """Yield the ids of the GPUs of those jobs of a program that have some of several types.
+
+    On each but one of these types a job is as its program was last found there, whatever the job itself shows.
+
+    Args:
+        jobs: All jobs that hold a lease.
+        fingerprint: The program.
+        gpus: All GPUs by id.
+    """
+    for lease in (job.lease for job in jobs if job.spec.fingerprint == fingerprint):
+        held = [share.gpu_id for share in lease.shares if share.gpu_id in gpus] if lease else []
+        if len({gpus[gpu_id].gpu_type for gpu_id in held}) > 1:
+            yield from held
 
 
 class Floor:

@@ -36,7 +36,7 @@ def check(state: State) -> None:
     * A job has an ending exactly while it is STOPPING, and only a lease that is can be given back.
     * Its history is a path through the transition table that ends in its present state.
     * No job waits for more than ``MAX_OVERLOOKED_CYCLES`` cycles beside an idle GPU that fits it.
-    * The indices, and what tenants and queues are counted to hold, say what the records say.
+    * The indices, the GPUs that are kept, and what tenants and queues are counted to hold, say what the records say.
 
     That a terminal state never changes and that neither epochs nor, in an epoch, revisions ever go backwards is checked
     by ``State.put``.
@@ -56,6 +56,9 @@ def check(state: State) -> None:
             raise _violation(state.jobs[job_id], f"has waited for {cycles} cycles beside an idle GPU that fits it")
     _check_claims(state)
     _check_indices(state)
+    for gpu_id in state.gpus:
+        if (kept := state.view(gpu_id)) != (anew := state.view_anew(gpu_id)):
+            raise InvariantViolation(f"GPU {gpu_id} is kept as {kept}, the records say {anew}")
 
 
 def _check_claims(state: State) -> None:

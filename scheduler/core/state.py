@@ -27,7 +27,7 @@ from cotenant.placement.types import FitError, GpuView, Request, Share
 from cotenant.scheduler.core.accounts import Accounts
 from cotenant.scheduler.core.dated import Dated
 from cotenant.scheduler.core.deadlines import ends, expected_end
-from cotenant.scheduler.core.floor import Floor, view_of
+from cotenant.scheduler.core.floor import Floor, mixed_places, view_of
 from cotenant.scheduler.core.line import Line
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec, JobState, Outgrown, Progress, Reservation
 from cotenant.scheduler.core.models import Models
@@ -240,11 +240,26 @@ class State:
 
     def view(self, gpu_id: str) -> GpuView:
         """Return the GPU with its residents, as placement sees it."""
-        return self.floor.view(gpu_id, self._build_view)
+        return self.floor.view(gpu_id, self.view_anew)
+
+    def view_anew(self, gpu_id: str) -> GpuView:
+        """Return the same, made from the records."""
+        gpu = self.gpus[gpu_id]
+        return view_of(
+            gpu,
+            self.hosts[gpu.host_id],
+            tuple(
+                resident_of(self.request_of(job), share, gpu.gpu_type)
+                for job in self.residents(gpu.gpu_id)
+                if job.lease is not None
+                for share in job.lease.shares
+                if share.gpu_id == gpu.gpu_id
+            ),
+        )
 
     def fleet(self) -> Fleet:
         """Return all GPUs with their residents. Who changes it takes that back."""
-        fleet = self.floor.fleet(self.gpus, self._build_view)
+        fleet = self.floor.fleet(self.gpus, self.view_anew)
         fleet.demand = self.mix.demand()
         return fleet
 
@@ -324,8 +339,10 @@ class State:
         """Keep what a run of this fingerprint showed on such a GPU, unless a longer observation is known."""
         news = fingerprint not in self.profiles
         changed = keep_longest(self.profiles, fingerprint, profile)
-        if len(self._gpu_types) > 1:
-            changed |= keep_longest(self.typed_profiles.setdefault(fingerprint, {}), gpu_type, profile)
+        several = len(self._gpu_types) > 1
+        if several and keep_longest(self.typed_profiles.setdefault(fingerprint, {}), gpu_type, profile):
+            changed = True
+            self.floor.touch(mixed_places(self.in_order(self.leased), fingerprint, self.gpus))
         if news:
             self._queue_anew(self.line.of_program(fingerprint))
         elif changed:
@@ -334,6 +351,7 @@ class State:
             oldest = next(iter(self.profiles))
             del self.profiles[oldest]
             self.typed_profiles.pop(oldest, None)
+            self.floor.touch(mixed_places(self.in_order(self.leased), oldest, self.gpus))
             self._queue_anew(self.line.of_program(oldest))
 
     def set_settings(self, settings: Settings) -> None:
@@ -458,20 +476,6 @@ class State:
     def _account_residents(self, gpu_id: str) -> None:
         for job in self.residents(gpu_id):
             self._account(job)
-
-    def _build_view(self, gpu_id: str) -> GpuView:
-        gpu = self.gpus[gpu_id]
-        return view_of(
-            gpu,
-            self.hosts[gpu.host_id],
-            tuple(
-                resident_of(self.request_of(job), share, gpu.gpu_type)
-                for job in self.residents(gpu.gpu_id)
-                if job.lease is not None
-                for share in job.lease.shares
-                if share.gpu_id == gpu.gpu_id
-            ),
-        )
 
     def _look_at_gpus(self) -> None:
         """Bring in line what follows from the GPUs there are."""

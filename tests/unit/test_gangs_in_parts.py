@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scheduling import Driver, host, measurement, on, profile, report, sharer
+from scheduling import GIB, Driver, host, measurement, on, profile, report, sharer
 
 from cotenant.configs.settings import CheckpointSettings, RebalanceSettings, Settings
 from cotenant.scheduler.core.events import Event, HostJoined, HostLost, MoveRequested, Tick
@@ -42,3 +42,16 @@ def test_the_neighbours_of_a_gang_that_lost_a_host_are_looked_at(loss: Event, ai
         driver.do(MoveRequested("a", "x"))
     driver.do(Tick(), after_s=60.0)
     assert driver.state("a") == ("RUNNING" if then == "rest" else "STOPPING")
+
+
+def test_what_is_learnt_of_a_program_counts_where_a_gang_of_it_has_gpus_of_several_types() -> None:
+    driver = Driver(host("h1"), of_type(host("h2"), "other"))
+    driver.submit(*(replace(sharer(job_id, gpu_memory=8 * GIB), fingerprint="fp") for job_id in "ab"))
+    driver.do(HostJoined(host("h3")), HostJoined(of_type(host("h4"), "other")))
+    driver.submit(replace(sharer("g", gpus=2, gang="cluster"), fingerprint="fp"))
+    assert sorted(on(driver, "g")) == ["h3-0", "h4-0"]
+    for util, seconds in ((0.2, 60.0), (0.6, 600.0)):
+        for job_id in "ab":  # every step checks that the GPUs are kept as the records say
+            (gpu_id,) = on(driver, job_id)
+            seen = measurement(job_id, gpu_id, profile(util=util, seconds=seconds))
+            driver.do(report(driver.job(job_id).hosts[0], seen))
