@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Fleet, Part
-from cotenant.placement.types import FitError, Placement
+from cotenant.placement.types import FitError, NoFit, Placement
 from cotenant.scheduler.core.freezable import places_of
 from cotenant.scheduler.core.invariants import check_processors, check_view
 from cotenant.scheduler.core.line import Ask
@@ -30,6 +30,8 @@ from cotenant.scheduler.core.turn import Turn
 from cotenant.scheduler.core.unmet import hopeless, lasting
 from cotenant.scheduler.core.waiting import fits_idle
 from cotenant.scheduler.core.walk import walk
+
+_NO_DEVICE = "no device of this cluster could ever take it"
 
 
 def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredictor) -> None:
@@ -53,7 +55,7 @@ def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
         check_view(view)
     counted = (each for each in proposal.plan.placed if state.jobs[each.job_id].spec.hints.cpus)
     check_processors(proposal.fleet, [share.gpu_id for placement in counted for share in placement.shares])
-    overlooked = _overlooked(state, proposal)
+    overlooked, held_up = _overlooked(state, proposal), _hopeless_anyway(turn, proposal)
     proposal.take_back()
     # 5. commit and 6. emit
     for placement in proposal.plan.placed:
@@ -61,6 +63,8 @@ def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
     state.reservation = proposal.plan.held.reservation
     for ask in hopeless:
         _give_up(turn, ask)
+    for job, refusal in held_up:
+        _fail(turn, job, lasting(refusal), _NO_DEVICE)
     state.overlooked = {job_id: count for job_id, count in overlooked.items() if job_id in state.queued}
 
 
@@ -94,14 +98,34 @@ def _give_up(turn: Turn, ask: Ask) -> None:
     state, refusal = turn.state, ask.refusal
     if refusal is None:
         return
-    what = "the quota does not allow it" if ask.over_quota else "no device of this cluster could ever take it"
-    errors = lasting(refusal)
-    examples = tuple({error.kind: error for error in reversed(errors)}.values())
+    what, errors = "the quota does not allow it" if ask.over_quota else _NO_DEVICE, lasting(refusal)
     for job in state.in_order(ask.jobs):
         if _could_never_run(job, ask, errors, turn.now):
-            why = f"{what}: {hopeless(job, errors, len(state.gpus))}"
-            ended = advance(job, JobState.FAILED, turn.now, why)
-            state.put(replace(ended, fit_errors=examples, not_placeable=True))
+            _fail(turn, job, errors, what)
+
+
+def _fail(turn: Turn, job: Job, errors: Sequence[FitError], what: str) -> None:
+    why = f"{what}: {hopeless(job, errors, len(turn.state.gpus))}"
+    examples = tuple({error.kind: error for error in reversed(errors)}.values())
+    turn.state.put(replace(advance(job, JobState.FAILED, turn.now, why), fit_errors=examples, not_placeable=True))
+
+
+def _hopeless_anyway(turn: Turn, proposal: Proposal) -> list[tuple[Job, NoFit]]:
+    """Return the jobs that have just come and wait for their tenant's or queue's sake, but nothing could ever take.
+
+    Once the limit lets them start they count as jobs that could have been taken before, and would wait for a host that
+    never was.
+    """
+    line, known, found = turn.state.line, dict[int, NoFit | None](), list[tuple[Job, NoFit]]()
+    for job in (turn.state.jobs[job_id] for job_id in turn.came if job_id in line):
+        ask = line.ask_of(job.spec.job_id)
+        if not ask.over_quota or (ask.refusal is not None and ask.refusal.never) or job.epoch > 0:
+            continue
+        if ask.number not in known:
+            known[ask.number] = proposal.never(job)
+        if (refusal := known[ask.number]) is not None:
+            found.append((job, refusal))
+    return found
 
 
 def _could_never_run(job: Job, ask: Ask, errors: Sequence[FitError], now: float) -> bool:

@@ -98,6 +98,7 @@ def job_submitted(turn: Turn, event: JobSubmitted) -> None:
     state.note_kind(job)
     if state.hosts:
         job = advance(job, JobState.QUEUED, now, "waiting for a place")
+        turn.came.append(spec.job_id)
         turn.dirty = True
     state.put(job)
 
@@ -119,6 +120,7 @@ def host_joined(turn: Turn, event: HostJoined) -> None:
     if before is None:
         for job in state.in_order(state.pending):
             state.put(advance(job, JobState.QUEUED, turn.now, "waiting for a place"))
+            turn.came.append(job.spec.job_id)
 
 
 def _jobs_without_a_place(turn: Turn, host: Host) -> list[Job]:

@@ -161,6 +161,16 @@ class Proposal:
             self.show_held()
         return self._until_it_grows(job, answer) if isinstance(answer, NoFit) and answer.never else answer
 
+    def never(self, job: Job) -> NoFit | None:
+        """Return why nothing could ever take the job, whatever its tenant or queue holds; None when something could."""
+        request, only = self.state.request_of(job), places_of(self.state, self.fleet, job)
+        gpus = self.fleet if only is None else Part(self.fleet, only)
+        answer = self.policy.place(request, gpus, self.predictor, self.packing, request.gpus)
+        if not isinstance(answer, NoFit) or not answer.never:
+            return None
+        answer = self._until_it_grows(job, answer)
+        return answer if answer.never else None
+
     def _until_it_grows(self, job: Job, refusal: NoFit) -> NoFit:
         """Return the refusal of a job that only wants more GPUs than there are as one to wait with if more may come."""
         scaling = self.state.configured.scaling

@@ -61,6 +61,7 @@ def resume_requested(turn: Turn, event: ResumeRequested) -> None:
         away_s = turn.now - job.history[-1].at
         job = advance(job, JobState.QUEUED if state.hosts else JobState.PENDING, turn.now, event.reason)
         state.put(replace(job, queued_at=job.queued_at + away_s))
+        turn.came.append(event.job_id)
         turn.dirty = True
     else:
         state.ignore("resumption of a job that is not suspended")

@@ -42,6 +42,7 @@ class Turn:
         measured: GPUs with new measurements.
         models_changed: Other models are to predict.
         moves_wanted: Moves that somebody asked for.
+        came: Ids of the jobs that have come to wait for a place, or have come back once they were resumed.
     """
 
     def __init__(self, state: State, now: float) -> None:
@@ -52,6 +53,7 @@ class Turn:
         self.measured: dict[str, None] = {}
         self.models_changed = False
         self.moves_wanted: list[MoveRequested] = []
+        self.came: list[str] = []
         self._stops: list[StopJob] = []
         self._resized: dict[str, tuple[Lease, str]] = {}  # lease before this turn, reason
         self._granted: dict[str, str] = {}  # reason

@@ -12,7 +12,7 @@ from scheduling import GIB, Driver, half, host, settings, spec
 
 from cotenant.configs.settings import AccountSettings, PlacementSettings, ResizeSettings, SchedulingSettings, Settings
 from cotenant.scheduler.core import queries, whatif
-from cotenant.scheduler.core.events import JobExited, SettingsChanged
+from cotenant.scheduler.core.events import HostJoined, JobExited, ResumeRequested, SettingsChanged, SuspendRequested
 from cotenant.scheduler.errors import HintError
 from cotenant.scheduler.specs import check_queue
 
@@ -151,3 +151,39 @@ def test_a_queue_that_there_is_not_is_refused_with_those_that_there_are(ask: str
         assert "queue: 'nite' is not accepted; give one of default, night" in answer.json()["detail"]
     finally:
         cotenant.close()
+
+
+@pytest.mark.parametrize("terms", [{"most_jobs": 0}, {"most_jobs": 1}, {"most_gpus": 0.5}])
+@pytest.mark.parametrize(
+    ("hints", "told"),
+    [
+        ({"gpus": 3, "compute": 0.1, "gpu_memory": GIB}, "gpus: 3 cannot be met on one host; give at most 2"),
+        ({"gpu_memory": 9 * GIB, "compute": 0.1}, "gpu_memory: 9.0 GiB cannot be met"),
+        ({"cpus": 5.0}, "cpus: 5 cannot be met"),
+    ],
+)
+def test_what_nothing_could_ever_take_fails_at_once_although_its_tenant_has_enough(
+    terms: dict[str, Any], hints: dict[str, Any], told: str
+) -> None:
+    """Else it would wait for ever: once the limit lets it start, it would count as one that could run before."""
+    driver = Driver(host(gpus=2, cpus=4.0), configured=limited(tenants={"ml": AccountSettings(**terms)}))
+    driver.submit(of_tenant("a", cpus=1.0))
+    driver.submit(of_tenant("possible"), of_tenant("b", **({"gpu_memory": GIB, "compute": 0.1} | hints)))
+    job = driver.job("b")
+    if "gpu_memory" in hints and hints["gpu_memory"] > 8 * GIB and "most_gpus" in terms:
+        assert job.reason.startswith("the quota does not allow it"), "a whole GPU is more than it may have"
+    else:
+        assert job.reason.startswith("no device of this cluster could ever take it"), job.reason
+        assert told in job.reason
+    assert (job.state, job.not_placeable, driver.state("possible")) == ("FAILED", True, "QUEUED")
+    driver.do(SettingsChanged(PlacementSettings(), ResizeSettings(), SchedulingSettings()))
+    assert driver.state("possible") == "STARTING"
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_job_that_came_back_is_judged_anew(grows: bool) -> None:
+    driver = Driver(configured=limited(tenants={"ml": AccountSettings(most_jobs=0)}))
+    driver.submit(of_tenant("a", gpus=2, compute=0.1))
+    driver.do(SuspendRequested("a", "x"), HostJoined(host(gpus=2 if grows else 1)))
+    driver.do(ResumeRequested("a", "y"))
+    assert driver.state("a") == ("QUEUED" if grows else "FAILED")
