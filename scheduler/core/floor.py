@@ -34,9 +34,9 @@ def view_of(gpu: Gpu, host: Host, residents: tuple[Resident, ...]) -> GpuView:
 
 
 def mixed_places(jobs: Iterable[Job], fingerprint: str, gpus: Mapping[str, Gpu]) -> Iterator[str]:
-    """Yield the ids of the GPUs of those jobs of a program that have some of several types.
+    """Yield the ids of the GPUs of those jobs of a program that have some of several types, or had some that are gone.
 
-    On each but one of these types a job is as its program was last found there, whatever the job itself shows.
+    There a job is as its program was last found on that type, whatever the job itself shows on the first of its GPUs.
 
     Args:
         jobs: All jobs that hold a lease.
@@ -44,8 +44,9 @@ def mixed_places(jobs: Iterable[Job], fingerprint: str, gpus: Mapping[str, Gpu])
         gpus: All GPUs by id.
     """
     for lease in (job.lease for job in jobs if job.spec.fingerprint == fingerprint):
-        held = [share.gpu_id for share in lease.shares if share.gpu_id in gpus] if lease else []
-        if len({gpus[gpu_id].gpu_type for gpu_id in held}) > 1:
+        shares = lease.shares if lease else ()
+        held = [share.gpu_id for share in shares if share.gpu_id in gpus]
+        if len(held) < len(shares) or len({gpus[gpu_id].gpu_type for gpu_id in held}) > 1:
             yield from held
 
 

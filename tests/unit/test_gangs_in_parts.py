@@ -44,12 +44,16 @@ def test_the_neighbours_of_a_gang_that_lost_a_host_are_looked_at(loss: Event, ai
     assert driver.state("a") == ("RUNNING" if then == "rest" else "STOPPING")
 
 
-def test_what_is_learnt_of_a_program_counts_where_a_gang_of_it_has_gpus_of_several_types() -> None:
+@pytest.mark.parametrize("lost", [None, "h3", "h4"])
+def test_what_is_learnt_of_a_program_counts_where_a_gang_of_it_has_gpus_of_several_types(lost: str | None) -> None:
     driver = Driver(host("h1"), of_type(host("h2"), "other"))
     driver.submit(*(replace(sharer(job_id, gpu_memory=8 * GIB), fingerprint="fp") for job_id in "ab"))
     driver.do(HostJoined(host("h3")), HostJoined(of_type(host("h4"), "other")))
     driver.submit(replace(sharer("g", gpus=2, gang="cluster"), fingerprint="fp"))
     assert sorted(on(driver, "g")) == ["h3-0", "h4-0"]
+    if lost is not None:
+        driver.do(HostLost(lost, "gone"))
+        assert driver.state("g") == "STOPPING"
     for util, seconds in ((0.2, 60.0), (0.6, 600.0)):
         for job_id in "ab":  # every step checks that the GPUs are kept as the records say
             (gpu_id,) = on(driver, job_id)
