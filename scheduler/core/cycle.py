@@ -38,7 +38,6 @@ def run_cycle(turn: Turn, policy: PlacementPolicy, predictor: InterferencePredic
     """Place what can be placed now and note why the rest waits."""
     state = turn.state
     state.cycle += 1
-    state.moves.expire(turn.now)
     if not state.hosts:
         state.line.forget()
         return

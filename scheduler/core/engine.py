@@ -110,6 +110,7 @@ class Core:
         if state.settings.resize.enabled:
             self._resize(turn, turn.measured, memory_wanted=bool(state.queued))
             foresee(turn, turn.measured)
+        self._let_go(turn)
         if self._back_off_over(turn) or turn.dirty:
             run_cycle(turn, self.policy, self.predictor)
             state.moves.look(turn.now)
@@ -139,6 +140,12 @@ class Core:
         if isinstance(state.models.interference, Informable):
             self._predictor = informed(state.models.interference, state.evidence.observations(), self._numbers)
             state.line.unsettle()
+            turn.dirty = True
+
+    def _let_go(self, turn: Turn) -> None:
+        """Offer GPUs that were kept for somebody for long enough to everybody, even if nothing else has changed."""
+        if over := self.state.moves.expire(turn.now):
+            self.state.floor.changed.update(self.state.gpus.keys() & set(over))
             turn.dirty = True
 
     def _back_off_over(self, turn: Turn) -> bool:

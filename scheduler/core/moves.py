@@ -61,10 +61,10 @@ class Moves:
         if job.state not in (JobState.QUEUED, JobState.STOPPING):
             self.claims.pop(job.spec.job_id, None)
 
-    def expire(self, now: float) -> None:
-        """Forget claims that are over."""
-        for job_id in [job_id for job_id, claim in self.claims.items() if claim.until <= now]:
-            del self.claims[job_id]
+    def expire(self, now: float) -> list[str]:
+        """Forget claims that are over, and return the ids of their GPUs."""
+        over = [job_id for job_id, claim in self.claims.items() if claim.until <= now]
+        return [gpu_id for job_id in over for gpu_id in self.claims.pop(job_id).gpu_ids]
 
     def claimed(self) -> dict[str, str]:
         """Return for whom GPUs are kept: job id by GPU id."""
