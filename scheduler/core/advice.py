@@ -8,7 +8,7 @@ from cotenant.scheduler.core.board import REST
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, waiting_outlook
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.moves import PATIENCE_S
-from cotenant.scheduler.core.preemption import before_shorter_s, may_be_asked, movers_of
+from cotenant.scheduler.core.preemption import before_shorter_s, may_be_asked, most_valued, movers_of
 from cotenant.scheduler.core.priority import importance
 from cotenant.scheduler.core.quotas import QUOTA_KINDS
 from cotenant.scheduler.core.state import State
@@ -70,7 +70,7 @@ def _room(state: State, job: Job, now: float) -> list[str]:
     if state.settings.checkpoints.directory is None:
         rows = rows[savers.on_one_host(rows)]
     movers = movers_of(savers, rows, savers.values(rows, now, standing), now)
-    most = importance(job, now, standing) / rules.priority_factor
+    most = most_valued(importance(job, now, standing), rules)
     important = may_be_asked(movers, job, standing, most, shorter=False)
     rows = rows[may_be_asked(movers, job, standing, most, shorter=True)]
     if not len(rows):

@@ -16,12 +16,14 @@ from cotenant.placement.objective import slowness
 from cotenant.placement.processors import keep_for
 from cotenant.placement.statement import Statement
 from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request
+from cotenant.scheduler.core.accounts import asked_of, held_of
 from cotenant.scheduler.core.attempts import MOST_GPUS, Attempt
 from cotenant.scheduler.core.deadlines import attained_s, likely_left_s
 from cotenant.scheduler.core.freezable import places_of, reach
 from cotenant.scheduler.core.interruptions import tell
 from cotenant.scheduler.core.model import Ending, Interruption, Job, JobState
 from cotenant.scheduler.core.priority import held_value
+from cotenant.scheduler.core.quotas import Quotas, limits_of
 from cotenant.scheduler.core.requests import leaves_within_s
 from cotenant.scheduler.core.turn import Turn
 
@@ -188,6 +190,52 @@ class Board:
         only = places_of(self.state, self.statement.fleet, job)
         return open_ if only is None else np.intersect1d(open_, only)
 
+    def over_limit(self, job: Job) -> NoFit | None:
+        """Return why the job's tenant or queue could not start it now, were it off its GPUs; None when it could."""
+        quotas = self._quotas_without(job)
+        return None if quotas is None else quotas.refusal(self.state.request_of(job), job.spec.hints)
+
+    def startable(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return those of these waiting jobs that their tenants and queues could start together."""
+        quotas, found = self._quotas(), list[Job]()
+        for job in jobs:
+            request, hints = self.state.request_of(job), job.spec.hints
+            if quotas.refusal(request, hints) is None:
+                quotas.expect(request, hints)
+                found.append(job)
+        return found
+
+    def _quotas_without(self, job: Job) -> Quotas | None:
+        """Return what tenants and queues will hold, the job aside; None when no limit applies to it."""
+        limited = any(True for _ in limits_of(self.state.settings.scheduling, job.spec.hints))
+        return self._quotas(job.spec.job_id) if limited else None
+
+    def _quotas(self, aside: str = "") -> Quotas:
+        """Return what tenants and queues will hold, one job aside.
+
+        Whoever GPUs are kept for will have them, besides or instead of what it has. Those who leave for somebody else
+        are counted until they are gone.
+        """
+        quotas = Quotas(self.state.accounts, self.state.settings, self.statement.fleet)
+        goes = {job_id: claim.gpu_ids for job_id, claim in self.state.moves.claims.items()} | self._places
+        if aside:
+            goes[aside] = ()
+        for job, gpu_ids in ((self.state.jobs[job_id], gpu_ids) for job_id, gpu_ids in goes.items()):
+            views = [self.statement.gpu(gpu_id) for gpu_id in gpu_ids if self.statement.fleet.has(gpu_id)]
+            gets = sum(asked_of(self.state.request_of(job), view, self.packing) for view in views)
+            quotas.count(job.spec.hints, gets - held_of(job, self.state.gpus), bool(views) - (job.lease is not None))
+        return quotas
+
+    def _within_limits(self, job: Job, places: Integers) -> Integers:
+        """Return those of these GPUs on which the job's tenant or queue would not hold more than it may."""
+        quotas, request = self._quotas_without(job), self.state.request_of(job)
+        if quotas is None:
+            return places
+        if quotas.refusal(request, job.spec.hints) is not None:
+            return places[:0]
+        allowed = quotas.within(request, job.spec.hints, Part(self.statement.fleet, places, why=False))
+        return places[[view.schedulable for view in allowed]]
+
     def empty(self) -> Integers:
         """Return the GPUs that carry nobody and that nobody has a claim on."""
         fleet = self.statement.fleet
@@ -241,7 +289,7 @@ class Board:
             job: The job.
             places: Positions of the GPUs in the fleet, ascending.
         """
-        request, open_ = self.state.request_of(job), self.open_to(job, places)
+        request, open_ = self.state.request_of(job), self._within_limits(job, self.open_to(job, places))
         if len(open_) < request.gpus:
             return None
         answer = self._answer(job, open_, why=False)
@@ -253,7 +301,7 @@ class Board:
 
     def why_not(self, job: Job, places: Integers) -> Sequence[FitError]:
         """Return why a job that has no GPUs fits none of these, which are open to it; empty when it does."""
-        answer = self._answer(job, places, why=True)
+        answer = self.over_limit(job) or self._answer(job, places, why=True)
         return answer.errors if isinstance(answer, NoFit) else ()
 
     def _answer(self, job: Job, places: Integers, *, why: bool) -> Placement | NoFit:
@@ -275,11 +323,12 @@ class Board:
             leaving: Ids of those who could leave, in order.
 
         Returns:
-            None when it rests on more: on processors that jobs on other GPUs hold, or on which GPUs are looked at.
+            None when it rests on more: on processors that jobs on other GPUs hold, on which GPUs are looked at, or on
+            what its tenant or queue holds.
         """
         fleet = self.statement.fleet
         most = MOST_GPUS if fleet.demand is None else MOST_PREDICTED
-        if request.cpus or len(places) > most:
+        if request.cpus or len(places) > most or self._quotas_without(job) is not None:
             return None
         return Attempt(
             request=request,

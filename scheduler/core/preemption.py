@@ -147,9 +147,16 @@ def may_be_asked(movers: Movers, job: Job, standing: Standing, most: float, *, s
     return asked | _have_much_more_left(movers, job, standing) if shorter else asked
 
 
+def most_valued(worth: float, rules: RebalanceSettings) -> float:
+    """Return the value up to which jobs are less important than one of this worth: for equals nobody makes room."""
+    return min(worth / rules.priority_factor, math.nextafter(worth, -math.inf))
+
+
 def _make_room_for(board: Board, job: Job, movers: Movers, *, shorter: bool) -> None:
+    if board.over_limit(job) is not None:
+        return  # others of its tenant or queue, for whom somebody makes room already, will hold all that it may
     worth = importance(job, board.now, board.standing)
-    most = worth / board.rules.priority_factor
+    most = most_valued(worth, board.rules)
     may = may_be_asked(movers, job, board.standing, most, shorter=shorter)
     found = ((float(movers.value[place]), movers.job_ids[place]) for place in np.flatnonzero(may).tolist())
     victims = [(value, board.state.jobs[job_id]) for value, job_id in found if job_id not in board.taken]

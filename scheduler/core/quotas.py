@@ -91,6 +91,11 @@ class Quotas:
         chosen = [self.gpus[self.gpus.position(share.gpu_id)] for share in placement.shares]
         self.count(hints, sum(asked_of(request, gpu, self.settings.placement) for gpu in chosen), 1)
 
+    def expect(self, request: Request, hints: Hints) -> None:
+        """Count a job that is to be placed somewhere: the least that it could hold."""
+        if self.limits(hints):
+            self.count(hints, request.gpus * min(self._asked(request), default=0.0), 1)
+
     def count(self, hints: Hints, gpus: float, jobs: int) -> None:
         """Count GPUs and jobs that come, or go (negative)."""
         for kind, name, _ in self._limited(hints):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -68,10 +69,10 @@ def part(board: Board) -> None:
 def _send_away(board: Board, hurt: Job, n: float, neighbours: Sequence[Job]) -> None:
     """Have the least important neighbour make room if the job is more important by the factor of the settings."""
     worth, cost_s = board.value(hurt), board.rules.move_cost_s
-    valued = sorted((board.value(job), job.seq, job) for job in neighbours)
     gain_s = board.left_s(hurt.spec.job_id) * (1.0 / n - 1.0)
-    if valued and valued[0][0] * board.rules.priority_factor <= worth and gain_s > WORTH * cost_s:
-        value, _, job = valued[0]
+    value, _, job = min(((board.value(job), job.seq, job) for job in neighbours), default=(math.inf, 0, hurt))
+    less_important = value * board.rules.priority_factor <= worth and value < worth
+    if less_important and gain_s > WORTH * cost_s:
         board.evict(job.spec.job_id)
         board.leave(job, Interruption("priority", board.now, hurt.spec.job_id, gain_s, cost_s, value, worth))
 

@@ -86,6 +86,7 @@ def _waiting(board: Board) -> list[Job]:
         for job in jobs
         if job.spec.job_id not in state.moves.claims and job.not_before <= board.now and not job.frozen
     ]
+    jobs = board.startable(jobs)
     highest = max((CLASS_POINTS[job.spec.hints.priority] for job in jobs), default=0.0)
     return [job for job in jobs if CLASS_POINTS[job.spec.hints.priority] >= highest][:MOST_JOBS]
 
@@ -123,6 +124,7 @@ class _Crew:
         apart = (
             self.ids[number] not in index or job.only_host is not None or job.freezes or bool(board.closed[there].any())
         )
+        apart = apart or board.over_limit(job) is not None  # it could not come back
         if apart or len(parts) != 1 or len(mates) > 1 or not together:
             self.takes_part[number] = False
             return
