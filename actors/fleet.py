@@ -12,7 +12,8 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cotenant.actors.nodes import hosting_nodes
+from cotenant.actors.nodes import hosting_nodes, live_nodes
+from cotenant.actors.resting import Resting
 from cotenant.configs.settings import Settings
 from cotenant.scheduler.core.commands import Command
 from cotenant.scheduler.core.scaling import Size
@@ -28,6 +29,7 @@ class Fleet:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._agents: dict[str, Any] = {}
+        self._resting = Resting()
         self._lock = threading.Lock()
 
     @staticmethod
@@ -36,14 +38,21 @@ class Fleet:
         return str(ray.get_runtime_context().get_actor_id())
 
     def ensure_agents(self) -> set[str]:
-        """Create the agent of every node that lacks one; return the ids of the nodes that have one."""
+        """Create the agents that are missing, but of nodes given back; return the ids of the nodes that have one."""
         nodes = hosting_nodes()
         with self._lock:
+            self._resting.keep_to(nodes)
+            nodes -= self._resting.nodes
             for host_id in nodes - set(self._agents):
                 self._agents[host_id] = self._find(host_id)
             for host_id in set(self._agents) - nodes:
                 del self._agents[host_id]
         return nodes
+
+    def why_gone(self, host_id: str) -> str:
+        """Say why a node has no agent."""
+        with self._lock:
+            return "given back to Ray" if host_id in self._resting.nodes else "Ray says the node is dead"
 
     def forget(self, host_id: str) -> None:
         """Look the agent of a host up again, and make it anew when it is gone for good."""
@@ -68,12 +77,12 @@ class Fleet:
                 print(f"cotenant scheduler: commands to host {host_id}: {error}", flush=True)  # noqa: T201 - the log
 
     def resize(self, size: Size) -> None:
-        """Ask Ray's autoscaler for a cluster of this size; have spare hosts give their GPUs back to it."""
+        """Ask Ray's autoscaler for a cluster of this size; give spare hosts back to it, or use them again."""
         request_resources(bundles=[{"GPU": gpus} for gpus in size.bundles])
+        gpus = {node_id: node.gpus for node_id, node in live_nodes().items() if node.gpus}
         with self._lock:
-            agents = dict(self._agents)
-        for host_id, agent in agents.items():
-            agent.hold_gpus.remote(host_id not in size.spare)
+            self._resting.wake(size.to_come, gpus)
+            self._resting.send_off(self._agents, size.spare, gpus)
 
     def health(self, silence: Mapping[str, float], note: str, models: str) -> Health:
         """Ask every component whether it answers.

@@ -280,16 +280,20 @@ class HostAgent:
             ceiling = self._launcher.ceiling(spec.job_id, command.epoch)
             self._uplink.tell(JobStarted(spec.job_id, command.epoch, self._host_id, launched.root_pid, ceiling))
 
-    def hold_gpus(self, wanted: bool) -> None:
+    def hold_gpus(self, wanted: bool) -> bool:
         """Give the GPUs back to Ray, so that its autoscaler may remove this node, or claim them again.
 
         Those of a node on which jobs run are kept. While they are given back they are announced as unusable.
+
+        Returns:
+            Whether they are given back.
         """
         with self._lock:
             self._claims = wanted or self._starting or bool(self._inventory())
         if self._claimed and not self._claims:
             release_claim(self._host_id)
             self._claimed, self._claim = False, "given back: nothing has run here for a while"
+        return not self._claims
 
     def _claim_gpus(self, timeout_s: float) -> None:
         """Until Ray has handed the GPUs over they are announced as unusable; the claim waits in Ray's queue."""

@@ -469,7 +469,7 @@ class Scheduler:
                 silence = now - self._contacts.setdefault(host_id, HostContact(now)).seen
                 dead = host_id not in alive
                 if host.reachable and (dead or silence > SILENT_S):
-                    events.append(HostUnreachable(host_id, "Ray says the node is dead" if dead else "no report"))
+                    events.append(HostUnreachable(host_id, self._fleet.why_gone(host_id) if dead else "no report"))
                 if silence > silent_for:
                     lost.append(host_id)
                     events.append(HostLost(host_id, f"no report for {silence:.0f} s; its leases have expired"))

@@ -120,6 +120,10 @@ class FakeFleet:
         """See ``Fleet``."""
         return set(self.hosts)
 
+    def why_gone(self, host_id: str) -> str:
+        """See ``Fleet``."""
+        return "Ray says the node is dead"
+
     def forget(self, host_id: str) -> None:
         """See ``Fleet``."""
         self.forgotten.append(host_id)

@@ -47,10 +47,12 @@ class Size:
     Attributes:
         bundles: GPUs that are to be on one host together, by bundle: of the hosts that stay, then of those to come.
         spare: Hosts that may go.
+        to_come: Those of the bundles that no host has yet.
     """
 
     bundles: tuple[int, ...]
     spare: tuple[str, ...]
+    to_come: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +124,11 @@ def decide(
         if now - idle_since[host.host_id] >= settings.idle_s and kept - host.gpus >= needed:
             spare.append(host.host_id)
             kept -= host.gpus
-    bundles = [host.gpus for host in hosts if host.host_id not in spare]
+    stay = [host.gpus for host in hosts if host.host_id not in spare]
     most = math.inf if settings.most_gpus is None else settings.most_gpus
+    to_come: list[int] = []
     for gpus in sorted(wanted, reverse=True):
-        if sum(bundles) + gpus <= most:
-            bundles.append(gpus)
-    bundles += [1] * max(0, settings.least_gpus - sum(bundles))
-    return Size(tuple(bundles), tuple(spare)), ScalingMemory(idle_since)
+        if sum(stay) + sum(to_come) + gpus <= most:
+            to_come.append(gpus)
+    to_come += [1] * max(0, settings.least_gpus - sum(stay) - sum(to_come))
+    return Size((*stay, *to_come), tuple(spare), tuple(to_come)), ScalingMemory(idle_since)

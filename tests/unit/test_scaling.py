@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from scheduling import GIB, Driver, half, host, settings, spec
 
-from cotenant.actors import fleet
+from cotenant.actors import fleet, resting
+from cotenant.actors.nodes import Node
 from cotenant.actors.scaling import EVERY_S, Scaler
 from cotenant.configs.settings import AccountSettings, ScalingSettings, SchedulingSettings
 from cotenant.scheduler.core.events import HostJoined, HostLost, HostUnreachable, Tick
@@ -30,14 +31,14 @@ LONG_IDLE = ScalingMemory({"idle": 50.0, "old": 10.0})
     ("asks", "hosts", "rules", "want"),
     [
         ([], [], RULES, Size((), ())),
-        ([Ask(1), Ask(2)], [], RULES, Size((2, 1), ())),
-        ([Ask(1, 0.3)] * 5, [BUSY], RULES, Size((4, 1, 1), ())),
-        ([Ask(1, 0.9), Ask(1, 0.1)], [], RULES, Size((1, 1), ())),
+        ([Ask(1), Ask(2)], [], RULES, Size((2, 1), (), (2, 1))),
+        ([Ask(1, 0.3)] * 5, [BUSY], RULES, Size((4, 1, 1), (), (1, 1))),
+        ([Ask(1, 0.9), Ask(1, 0.1)], [], RULES, Size((1, 1), (), (1, 1))),
         ([], [BUSY, IDLE, OLD], RULES, Size((4,), ("old", "idle"))),
-        ([Ask(4)], [BUSY, IDLE, OLD], RULES, Size((4, 4, 4), ("old",))),
+        ([Ask(4)], [BUSY, IDLE, OLD], RULES, Size((4, 4, 4), ("old",), (4,))),
         ([], [BUSY, IDLE, OLD], RULES.model_copy(update={"least_gpus": 8}), Size((4, 4), ("old",))),
-        ([], [], RULES.model_copy(update={"least_gpus": 2}), Size((1, 1), ())),
-        ([Ask(8), Ask(2)], [BUSY], RULES.model_copy(update={"most_gpus": 6}), Size((4, 2), ())),
+        ([], [], RULES.model_copy(update={"least_gpus": 2}), Size((1, 1), (), (1, 1))),
+        ([Ask(8), Ask(2)], [BUSY], RULES.model_copy(update={"most_gpus": 6}), Size((4, 2), (), (2,))),
     ],
     ids=[
         "nothing",
@@ -167,30 +168,123 @@ def test_ray_is_told_again_and_again_and_not_all_the_time() -> None:
         now[0] += EVERY_S
         for _ in range(2):
             scaler.look(lock, driver.core, driver.now)
-    assert told == [Size((2,), ())] * 3
+    assert told == [Size((2,), (), (2,))] * 3
 
 
-def test_ray_gets_bundles_of_gpus_and_spare_hosts_let_go_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(fleet, "request_resources", lambda **what: asked.append(what))
-    monkeypatch.setattr(fleet, "hosting_nodes", lambda: {"stays", "goes"})
-    agents = {fleet.agent_name(host_id): _Agent() for host_id in ("stays", "goes")}
-    monkeypatch.setattr(fleet.ray, "get_actor", lambda name, _namespace: agents[name])
-    hosts = fleet.Fleet(settings())
-    hosts.ensure_agents()
-    for spare in (("goes",), ()):
-        hosts.resize(Size((4, 1), spare))
-    assert asked == [{"bundles": [{"GPU": 4}, {"GPU": 1}]}] * 2
-    assert agents[fleet.agent_name("stays")].held == [True, True]
-    assert agents[fleet.agent_name("goes")].held == [False, True]
+class _Cluster:
+    """A fleet over nodes that are played: their agents answer at once, what Ray is asked for is noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **gpus: int) -> None:
+        self.gpus, self.now = gpus, 0.0
+        self.asked: list[list[dict[str, Any]]] = []
+        self.agents: dict[str, _Agent] = {}
+        monkeypatch.setattr(fleet, "request_resources", self._ask)
+        monkeypatch.setattr(fleet, "hosting_nodes", lambda: set(self.gpus))
+        monkeypatch.setattr(fleet, "live_nodes", lambda: {name: Node(name, n, False) for name, n in self.gpus.items()})
+        monkeypatch.setattr(resting, "answered", lambda answer: answer)
+        monkeypatch.setattr(resting.ray, "kill", self._kill)
+        monkeypatch.setattr(fleet.ray, "get_actor", self._find)
+        self.fleet = fleet.Fleet(settings())
+        self.fleet._resting = resting.Resting(lambda: self.now)
+        self.fleet.ensure_agents()
+
+    def look(self, *spare: str, stay: tuple[int, ...] = (), to_come: tuple[int, ...] = ()) -> set[str]:
+        """One look of the scheduler; returns the nodes that have an agent after it."""
+        self.now += EVERY_S
+        self.fleet.resize(Size((*stay, *to_come), spare, to_come))
+        return self.fleet.ensure_agents()
+
+    def _ask(self, *, bundles: list[dict[str, Any]]) -> None:
+        self.asked.append(bundles)
+
+    def _find(self, name: str, _namespace: str) -> _Agent:
+        return self.agents.setdefault(name, _Agent())
+
+    def _kill(self, agent: _Agent, *, no_restart: bool) -> None:
+        assert no_restart
+        assert agent.ended, "what it started is ended first"
+        self.agents = {name: other for name, other in self.agents.items() if other is not agent}
+
+    def held(self, host_id: str) -> list[bool]:
+        return self.agents[fleet.agent_name(host_id)].held
 
 
 class _Agent:
-    """A handle of an actor that notes what it is told."""
+    """A handle of an actor that notes what it is told; ``busy``: a job has just been started there."""
 
     def __init__(self) -> None:
         self.held: list[bool] = []
-        self.hold_gpus = SimpleNamespace(remote=self.held.append)
+        self.busy = self.ended = False
+        self.hold_gpus = SimpleNamespace(remote=self._hold)
+        self.shut_down = SimpleNamespace(remote=self._shut_down)
+
+    def _hold(self, wanted: bool) -> bool:
+        self.held.append(wanted)
+        return not wanted and not self.busy
+
+    def _shut_down(self) -> tuple[str, ...]:
+        self.ended = True
+        return ()
+
+
+def test_ray_gets_bundles_of_gpus_and_spare_hosts_let_go_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = _Cluster(monkeypatch, stays=1, goes=1)
+    for spare in (("goes",), ()):
+        assert cluster.look(*spare, stay=(4, 1)) == {"stays", "goes"}
+    assert cluster.asked == [[{"GPU": 4}, {"GPU": 1}]] * 2
+    assert cluster.held("stays") == [True, True]
+    assert cluster.held("goes") == [False, True]
+
+
+def test_a_node_that_was_given_back_has_no_agent_until_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's autoscaler removes no node on which an actor lives: those that were given back stayed for ever."""
+    cluster = _Cluster(monkeypatch, stays=1, goes=1)
+    assert cluster.look("goes", stay=(1,)) == {"stays", "goes"}
+    assert cluster.look("goes", stay=(1,)) == {"stays"}
+    assert cluster.fleet.why_gone("goes") == "given back to Ray"
+    for _ in range(3):
+        assert cluster.look(stay=(1,)) == {"stays"}
+        assert set(cluster.agents) == {fleet.agent_name("stays")}
+    assert cluster.look(stay=(1,), to_come=(1,)) == {"stays", "goes"}
+    cluster.look(stay=(1, 1))
+    assert cluster.held("goes") == [True], "a new one"
+    cluster.look("goes", stay=(1,))
+    cluster.look("goes", stay=(1,))
+    del cluster.gpus["goes"]
+    assert cluster.look(stay=(1,)) == {"stays"}
+    assert cluster.fleet.why_gone("goes") == "Ray says the node is dead"
+
+
+def test_an_agent_that_has_not_given_its_gpus_back_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = _Cluster(monkeypatch, starts=1, uncounted=0)
+    cluster.agents[fleet.agent_name("starts")].busy = True
+    for _ in range(3):
+        assert cluster.look("starts", "uncounted") == {"starts", "uncounted"}
+    assert not any(agent.ended for agent in cluster.agents.values()), (
+        "GPUs that Ray does not count it cannot be asked for"
+    )
+
+
+@pytest.mark.parametrize(
+    ("to_come", "woken"),
+    [
+        ((1,), {"one"}),
+        ((1, 1), {"one", "two"}),
+        ((2, 1), {"two", "one"}),
+        ((4,), {"eight"}),
+        ((4, 4, 1), {"eight", "one"}),
+        ((16,), set()),
+        ((16, 1), {"one"}),
+    ],
+)
+def test_no_more_nodes_are_woken_than_what_is_wanted_needs(
+    monkeypatch: pytest.MonkeyPatch, to_come: tuple[int, ...], woken: set[str]
+) -> None:
+    cluster = _Cluster(monkeypatch, one=1, two=2, eight=8)
+    for _ in range(3):
+        cluster.look("one", "two", "eight")
+    for _ in range(3):  # their agents have not reported yet
+        assert cluster.look(to_come=to_come) == woken
 
 
 def test_nothing_is_asked_for_unless_it_is_switched_on() -> None:
