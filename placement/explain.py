@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from cotenant.placement.types import FitError, FitErrorKind
 
 GIB = float(1 << 30)
+MOST_DECIMALS = 6
 
 
 def explain(errors: Sequence[FitError]) -> str:
@@ -60,6 +61,18 @@ def _nearest(errors: Iterable[FitError]) -> tuple[float, float]:
     return min(pairs, key=lambda pair: abs(pair[0] - pair[1]))
 
 
+def decimals(limit: float, *parts: float) -> int:
+    """Return with how many decimals it shows that these numbers add up to more than the limit: two, or more."""
+    if math.fsum(parts) <= limit:
+        return 2
+    excess = (digits for digits in range(2, MOST_DECIMALS) if _rounded(digits, *parts) > round(limit, digits))
+    return next(excess, MOST_DECIMALS)
+
+
+def _rounded(digits: int, *parts: float) -> float:
+    return round(math.fsum(round(part, digits) for part in parts), digits)
+
+
 def memory_text(value: float) -> str:
     """Return bytes as people read them."""
     if value >= 1024.0 * GIB:
@@ -80,7 +93,8 @@ def _at_least(errors: Sequence[FitError]) -> str:
 
 def _memory_short(errors: Sequence[FitError]) -> str:
     needed, available = _nearest(errors)
-    return f"{_at_least(errors)}{memory_text(needed - available)} short"
+    missing = max(needed - available, float(1 << 20))  # less would be told as nothing
+    return f"{_at_least(errors)}{memory_text(missing)} short"
 
 
 def _memory_never(errors: Sequence[FitError]) -> str:
@@ -105,13 +119,15 @@ def _cpus_text(cpus: float) -> str:
 
 def _compute_short(errors: Sequence[FitError]) -> str:
     needed, available = _nearest(errors)
-    return f"compute {needed:.2f} wanted, {available:.2f} free"
+    digits = decimals(available, needed)
+    return f"compute {needed:.{digits}f} wanted, {available:.{digits}f} free"
 
 
 def _slowdown(whose: str) -> Callable[[Sequence[FitError]], str]:
     def text(errors: Sequence[FitError]) -> str:
         needed, available = _nearest(errors)
-        return f"predicted slowdown{whose} {needed:.2f} > {available:.2f}"
+        digits = decimals(available, needed)
+        return f"predicted slowdown{whose} {needed:.{digits}f} > {available:.{digits}f}"
 
     return text
 
@@ -176,12 +192,13 @@ def _help_cpus(errors: Sequence[FitError]) -> str:
 
 def _help_compute(errors: Sequence[FitError]) -> str:
     _, available = _nearest(errors)
-    return f"ask for compute of at most {available:.2f}" if available > 0 else "wait for a job to end"
+    most = math.floor(round(available * 100.0, 6)) / 100.0  # what is rounded up would be refused again
+    return f"ask for compute of at most {most:.2f}" if most > 0 else "wait for a job to end"
 
 
 def _help_own_slowdown(errors: Sequence[FitError]) -> str:
     needed, _ = _nearest(errors)
-    return f"accept max_slowdown {needed + 0.005:.2f}"
+    return f"accept max_slowdown {math.ceil(round(needed * 100.0, 6)) / 100.0:.2f}"
 
 
 def _help_gpus(errors: Sequence[FitError]) -> str:

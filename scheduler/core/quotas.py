@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cotenant.configs.settings import AccountSettings, SchedulingSettings, Settings
+from cotenant.placement.explain import decimals
 from cotenant.placement.fleet import Fleet
 from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request
 from cotenant.scheduler.core.accounts import KINDS, Accounts, Kind, asked_of, name_of, terms_of
@@ -135,9 +136,10 @@ def _of_gpus(whose: str, held: float, most: float, asked: float, *, whole: bool)
     """Return the refusal. Where the job alone is more than the limit, waiting does not help, whatever is held."""
     never = asked > most + TOLERANCE
     if never:
-        detail = f"the job takes {asked:.2f} GPUs, the limit of {whose} is {most:g}"
+        detail = f"the job takes {asked:.{decimals(most, asked)}f} GPUs, the limit of {whose} is {most:g}"
     else:
-        detail = f"{whose} holds {held:.2f} of {most:g} GPUs, the job takes {asked:.2f}"
+        digits = decimals(most, held, asked)
+        detail = f"{whose} holds {held:.{digits}f} of {most:g} GPUs, the job takes {asked:.{digits}f}"
     if whole:
         detail += ", since it was never measured and does not give both gpu_memory and compute"
     return FitError("quota_whole" if whole else "quota_gpus", None, asked, most - held, never, detail)

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from packing import GIB, MIB
 
-from cotenant.placement.explain import explain, memory_text, would_help
+from cotenant.placement.explain import decimals, explain, memory_text, would_help
 from cotenant.placement.types import FitError, FitErrorKind
 
 
@@ -94,6 +94,46 @@ def test_message(given: list[FitError], message: str) -> None:
 )
 def test_hints_are_concrete(given: list[FitError], hint: str) -> None:
     assert would_help(given) == [hint]
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "hint"),
+    [
+        (
+            errors("slowdown_self", (1.2634, 1.26)),
+            "1 GPU: predicted slowdown 1.263 > 1.260",
+            "accept max_slowdown 1.27",
+        ),
+        (
+            errors("slowdown_neighbour", (1.5003, 1.5)),
+            "1 GPU: predicted slowdown of a neighbour 1.5003 > 1.5000",
+            "wait for a neighbour to end: the jobs already there accept no more slowdown",
+        ),
+        (
+            errors("compute_short", (0.4, 0.3979)),
+            "1 GPU: compute 0.400 wanted, 0.398 free",
+            "ask for compute of at most 0.39",
+        ),
+        (errors("compute_short", (0.5, 0.004)), "1 GPU: compute 0.50 wanted, 0.00 free", "wait for a job to end"),
+        (
+            errors("memory_short", (2.0 * GIB + 100.0, 2.0 * GIB)),
+            "1 GPU: 1 MiB short",
+            "ask for at most 2.0 GiB of gpu_memory per GPU",
+        ),
+    ],
+)
+def test_a_near_miss_shows_and_what_would_help_is_enough(given: list[FitError], message: str, hint: str) -> None:
+    """A job that accepted what it was told was refused with 'predicted slowdown 1.26 > 1.26'."""
+    assert explain(given) == message
+    assert would_help(given) == [hint]
+
+
+@pytest.mark.parametrize(
+    ("limit", "parts", "digits"),
+    [(1.0, (1.6,), 2), (1.0, (1.004,), 3), (1.0, (0.502, 0.502), 3), (1.0, (0.6, 0.6), 2), (1.0, (1.0 + 1e-9,), 6), (1.0, (0.5,), 2)],
+)
+def test_as_many_decimals_as_it_takes_to_see_an_excess(limit: float, parts: tuple[float, ...], digits: int) -> None:
+    assert decimals(limit, *parts) == digits
 
 
 def test_hints_for_most_gpus_come_first_and_once() -> None:

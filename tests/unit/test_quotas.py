@@ -37,6 +37,11 @@ def started(driver: Driver) -> set[str]:
             {},
             "tenant ml holds 1.00 of 1.2 GPUs, the job takes 0.50",
         ),
+        (
+            {"tenants": {"ml": AccountSettings(most_gpus=1.499)}},
+            {},
+            "tenant ml holds 1.000 of 1.499 GPUs, the job takes 0.500",
+        ),
         ({"tenants": {"ml": AccountSettings(most_jobs=2)}}, {}, "tenant ml runs 2 of 2 jobs"),
         ({"other_tenants": AccountSettings(most_jobs=2)}, {}, "tenant ml runs 2 of 2 jobs"),
         (
