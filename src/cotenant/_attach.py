@@ -56,12 +56,12 @@ def follow(client: Client, job_id: str, inbox: SignalInbox, out: BinaryIO, say: 
     """
     threading.Thread(target=_copy, args=(client, job_id, inbox, out), name="output", daemon=True).start()
     signalled: int | None = None
-    told = ""
+    told = Told()
     while True:
         try:
             item = inbox.items.get(timeout=_STATUS_S)
         except queue.Empty:
-            told = _tell_waiting(client.job(job_id), told, say)
+            told.look(client.job(job_id), say)
             continue
         if isinstance(item, Exception):
             raise item
@@ -93,14 +93,35 @@ def _copy(client: Client, job_id: str, inbox: SignalInbox, out: BinaryIO) -> Non
         inbox.items.put(None)
 
 
-def _tell_waiting(view: JobView, told: str, say: Callable[[str], None]) -> str:
-    """Say what a waiting job waits for, once per reason."""
-    if view.state not in _WAITING:
-        return ""
-    line = f"{view.job_id}: {view.state}" + (f": {view.reason}" if view.reason else "")
-    if line != told:
-        say(line)
-    return line
+class Told:
+    """What the user of a job was told already: what it waits for, and that it may miss its deadline."""
+
+    def __init__(self) -> None:
+        self._waits: tuple[str, ...] = ()
+        self._alarm = ""
+
+    def look(self, view: JobView, say: Callable[[str], None]) -> None:
+        """Say what is news: once per wait what is waited for (the numbers change all the time), and of a deadline when
+        it becomes at risk, cannot be met or is missed.
+        """
+        waits = (view.state, view.reason, "known" if view.waits else "") if view.state in _WAITING else ()
+        alarm = _alarm(view.deadline)
+        news = []
+        if waits and waits != self._waits:
+            news.append(view.waits or view.reason)
+        if alarm and (news or alarm != self._alarm):
+            news.append(view.deadline)
+        if news:
+            say(f"{view.job_id}: {': '.join(filter(None, (view.state, '; '.join(filter(None, news)))))}")
+        self._waits, self._alarm = waits, alarm
+
+
+def _alarm(deadline: str) -> str:
+    """Return what is wrong with a deadline, of what the scheduler says of it; empty while nothing is."""
+    if deadline.startswith("deadline missed"):
+        return "missed"
+    verdict = deadline.rpartition(": ")[2]
+    return verdict if verdict in {"at risk", "cannot be met"} else ""
 
 
 def _outcome(view: JobView, signalled: int | None, say: Callable[[str], None]) -> int:

@@ -335,7 +335,7 @@ def test_a_waiting_job_says_what_it_waits_for(client: FakeClient, monkeypatch: p
     monkeypatch.setattr(_attach, "_STATUS_S", 0.01)
     client.gate = threading.Event()
     client.submit(["true"], Hints())
-    client.known["job-new"] = job_view("job-new", JobState.QUEUED, reason="2 GPUs: 6 GiB short")
+    client.known["job-new"] = job_view("job-new", JobState.QUEUED, waits="2 GPUs: 6 GiB short")
     said: list[str] = []
 
     def say(line: str) -> None:
