@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from cotenant.placement.fleet import Integers
 from cotenant.scheduler.core.board import REST
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, waiting_outlook
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.moves import PATIENCE_S
-from cotenant.scheduler.core.preemption import before_shorter_s, may_be_asked, most_valued, movers_of
-from cotenant.scheduler.core.priority import importance
+from cotenant.scheduler.core.preemption import Movers, before_shorter_s, may_be_asked, most_valued, movers_of
+from cotenant.scheduler.core.priority import CLASS_POINTS, importance, ordered, score
 from cotenant.scheduler.core.quotas import QUOTA_KINDS
 from cotenant.scheduler.core.state import State
 
@@ -47,36 +48,63 @@ def _deadline(state: State, job: Job, now: float, crowded: bool) -> list[str]:
     if not outlook.at_risk:
         return []
     if job.lease is None:
-        return ["a higher priority"]
+        return ["a higher priority"] if _rises(state, job, now) else []
     if crowded:
         return [f"fewer neighbours: alone it needs {span(outlook.alone_s)}"]
     return ["a later deadline: it has its GPUs to itself already"]
 
 
-def _room(state: State, job: Job, now: float) -> list[str]:
-    """Say that less important jobs may be asked to make room, and from when on; see ``preemption``."""
-    job_id, rules = job.spec.job_id, state.settings.rebalance
-    if job_id in state.moves.claims:
-        return ["nothing need be done: GPUs are kept for it, and it starts once those on them have left"]
-    errors = state.line.why(job_id)
-    barred = not errors or any(error.kind in QUOTA_KINDS for error in errors) or all(error.never for error in errors)
-    if barred or not rules.enabled:
-        return []
-    savers, standing = state.savers, state.standing()
+def _rises(state: State, job: Job, now: float) -> bool:
+    """Whether in a higher class the job would overtake another in the queue, or more jobs might make room for it."""
+    rise = CLASS_POINTS["high"] - CLASS_POINTS[job.spec.hints.priority]
+    if rise <= 0.0 or job.state is not JobState.QUEUED or _barred(state, job):
+        return False
+    standing, rules = state.standing(), state.settings.rebalance
+    queue = ordered(map(state.jobs.__getitem__, state.queued), now, standing)
+    place = queue.index(job)
+    if place > 0 and score(job, now, standing) + rise > score(queue[place - 1], now, standing):
+        return True
+    movers, worth = _movers(state, now)[1], importance(job, now, standing)
+    now_asked, then_asked = (
+        may_be_asked(movers, job, standing, most_valued(value, rules), shorter=True) for value in (worth, worth + rise)
+    )
+    return rules.enabled and bool((then_asked & ~now_asked).any())
+
+
+def _barred(state: State, job: Job) -> bool:
+    """Whether nobody who makes room would help the job, as far as is known."""
+    errors = state.line.why(job.spec.job_id)
+    return not errors or any(error.kind in QUOTA_KINDS for error in errors) or all(error.never for error in errors)
+
+
+def _movers(state: State, now: float) -> tuple[Integers, Movers]:
+    """Return the jobs that run and may be asked to make room for a more important one: their rows, what decides it."""
+    savers, rules = state.savers, state.settings.rebalance
     rows = savers.running()
-    rest_s = REST * rules.move_cost_s
     # Whoever ends soon anyway need not be asked; of those that just started nobody knows yet.
-    rows = rows[(savers.left_s(rows, now) > 2.0 * rules.move_cost_s) | (now - savers.granted_at(rows) < rest_s)]
+    new = now - savers.granted_at(rows) < REST * rules.move_cost_s
+    rows = rows[(savers.left_s(rows, now) > 2.0 * rules.move_cost_s) | new]
     if state.settings.checkpoints.directory is None:
         rows = rows[savers.on_one_host(rows)]
-    movers = movers_of(savers, rows, savers.values(rows, now, standing), now)
+    return rows, movers_of(savers, rows, savers.values(rows, now, state.standing()), now)
+
+
+def _room(state: State, job: Job, now: float) -> list[str]:
+    """Say that less important jobs may be asked to make room, and from when on; see ``preemption``."""
+    rules, standing = state.settings.rebalance, state.standing()
+    if job.spec.job_id in state.moves.claims:
+        return ["nothing need be done: GPUs are kept for it, and it starts once those on them have left"]
+    if _barred(state, job) or not rules.enabled:
+        return []
+    rows, movers = _movers(state, now)
     most = most_valued(importance(job, now, standing), rules)
     important = may_be_asked(movers, job, standing, most, shorter=False)
     rows = rows[may_be_asked(movers, job, standing, most, shorter=True)]
     if not len(rows):
         return []
     patience_s = PATIENCE_S if important.any() else before_shorter_s(rules)
-    wait_s = max(job.queued_at + patience_s, float(np.min(savers.granted_at(rows))) + rest_s) - now
+    rested = float(np.min(state.savers.granted_at(rows))) + REST * rules.move_cost_s
+    wait_s = max(job.queued_at + patience_s, rested) - now
     who = "1 job that can save and is" if len(rows) == 1 else f"{len(rows)} jobs that can save and are"
     when = f"in {span(wait_s)} at the earliest" if wait_s > 0.0 else "where that gives it a place"
     return [f"wait: {who} less important, or expected to have much more to do, may be asked to make room, {when}"]

@@ -59,6 +59,34 @@ def test_fewer_neighbours_help_only_who_has_some(alone: bool) -> None:
     assert alone is (advice == ["a later deadline: it has its GPUs to itself already"])
 
 
+@pytest.mark.parametrize(
+    ("runs", "ahead", "priority", "rises"),
+    [
+        ({}, None, "normal", False),
+        ({}, None, "high", False),
+        ({}, "high", "low", True),
+        ({}, "high", "high", False),
+        ({}, "low", "normal", False),
+        ({"checkpoint": "own"}, None, "normal", False),
+        ({"checkpoint": "own", "priority": "high"}, None, "normal", True),
+        ({"checkpoint": "own", "priority": "high"}, None, "high", False),
+    ],
+    ids=["first", "high", "behind", "behind, high", "ahead", "makes room anyway", "would make room", "highest already"],
+)
+def test_a_higher_priority_is_suggested_only_to_whom_it_helps(
+    runs: dict[str, Any], ahead: str | None, priority: str, rises: bool
+) -> None:
+    """It was to everybody whose deadline was at risk: first in the queue, and of the highest class already."""
+    driver = Driver(host())
+    driver.run(spec("runs", isolation="hard", **runs))
+    if ahead is not None:
+        driver.submit(spec("other", isolation="hard", criticality=1.0, priority=ahead))
+    at_risk = {"deadline_s": driver.now + 115.0, "expected_duration_s": 100.0}
+    driver.submit(spec("a", isolation="hard", priority=priority, **at_risk))
+    assert queries.job(driver.core.state, "a").deadline.endswith("at risk")
+    assert ("a higher priority" in helps(driver, "a")) is rises
+
+
 class TestRoom:
     """Less important jobs that save make room for whoever has waited for a while."""
 

@@ -130,7 +130,14 @@ def test_a_near_miss_shows_and_what_would_help_is_enough(given: list[FitError], 
 
 @pytest.mark.parametrize(
     ("limit", "parts", "digits"),
-    [(1.0, (1.6,), 2), (1.0, (1.004,), 3), (1.0, (0.502, 0.502), 3), (1.0, (0.6, 0.6), 2), (1.0, (1.0 + 1e-9,), 6), (1.0, (0.5,), 2)],
+    [
+        (1.0, (1.6,), 2),
+        (1.0, (1.004,), 3),
+        (1.0, (0.502, 0.502), 3),
+        (1.0, (0.6, 0.6), 2),
+        (1.0, (1.0 + 1e-9,), 6),
+        (1.0, (0.5,), 2),
+    ],
 )
 def test_as_many_decimals_as_it_takes_to_see_an_excess(limit: float, parts: tuple[float, ...], digits: int) -> None:
     assert decimals(limit, *parts) == digits
