@@ -153,8 +153,8 @@ class FakeClient:
         if view.not_placeable or first:
             self.known[view.job_id] = view
         else:
-            told = {"name": view.name, "command": list(command), "no_freezing": view.no_freezing}
-            self.known[view.job_id] = job_view(view.job_id, **told)
+            told = {"no_freezing": view.no_freezing, "deadline": view.deadline, "command": list(command)}
+            self.known[view.job_id] = job_view(view.job_id, name=view.name, **told)
         return self.known[view.job_id]
 
     def stop(self, job_id: str, reason: str = "stopped by user") -> JobView:

@@ -134,6 +134,8 @@ def submit(
         typer.echo(view.job_id)
     _refuse_unplaceable(view)
     _warn(view)
+    if view.deadline.endswith("cannot be met"):  # who stays with the job is told as it goes
+        _render.note(f"warning: {view.job_id}: {view.deadline}")
 
 
 @app.command(context_settings=_COMMAND)

@@ -21,6 +21,19 @@ def test_a_checkpoint_hint_that_counts_as_none_is_told_on_stderr(client: FakeCli
     assert "warning" not in invoke(*command, "--checkpoint", "driver", "--", "true")[2]
 
 
+def test_a_deadline_that_cannot_be_met_is_told_at_once(client: FakeClient) -> None:
+    """Whoever submits a job and leaves looked for it only when it was late."""
+    for deadline, warned in [
+        ("deadline in 5 min; needs 10 min even if it starts now: cannot be met", True),
+        ("deadline in 11 min; needs 10 min once it runs: at risk", False),
+        ("", False),
+    ]:
+        client.final = job_view("job-new", JobState.QUEUED, deadline=deadline)
+        code, out, err = invoke("submit", "--deadline", "5m", "--", "true")
+        assert (code, out) == (0, "job-new\n")
+        assert (f"warning: job-new: {deadline}" in err) is warned
+
+
 @pytest.mark.parametrize("follow", [(), ("-f",)])
 @pytest.mark.parametrize(
     ("view", "told"),
