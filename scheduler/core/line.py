@@ -406,15 +406,15 @@ class Line:
         flags: Flags = now + rows.floats("duration") * rows.floats("slowdown") <= at  # never so for unknown ones
         return flags
 
-    def scores(self, rows: Integers, now: float, standing: Standing) -> Floats:
-        """Return ``priority.score`` of the jobs in these rows."""
+    def scores(self, rows: Integers | slice, now: float, standing: Standing) -> Floats:
+        """Return ``priority.score`` of the jobs in these rows; a slice copies less than their numbers do."""
         columns, rules = self._rows, standing.settings
         total = columns.floats("points")[rows]
         deadline = columns.floats("deadline")[rows]
-        urgency, risk = np.zeros(len(rows)), np.zeros(len(rows))
+        urgency, risk = np.zeros(len(deadline)), np.zeros(len(deadline))
         dated = np.flatnonzero(deadline < _NO_DEADLINE)
         if len(dated):
-            left_s, alone_s = deadline[dated] - now, columns.floats("left")[rows[dated]]
+            left_s, alone_s = deadline[dated] - now, columns.floats("left")[rows][dated]
             urgency[dated], risk[dated] = pressing_parts(left_s, alone_s)
         tenants = np.array([standing.tenants.get(name, 1.0) for name in self._names])
         queues = np.array([standing.queues.get(name, 1.0) for name in self._names])

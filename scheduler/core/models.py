@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import floor, isfinite, log10
+from struct import Struct
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -26,7 +29,7 @@ REMEMBERED = 100_000  # answers, and profiles
 _FIRST_SIZE = 64
 MOST_ROUNDED = 1e300  # rounding may make more than there is of what is larger
 
-_Question = tuple[str, tuple[int, ...]]  # GPU type, numbers of profiles
+_Question = bytes  # numbers of profiles; of bytes alone a dict holds nothing that the collector need look at
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,29 +109,30 @@ class ProfileNumbers:
         self._same[id(profile)] = profile, number
         return number
 
-    def of_sets(self, sets: Sequence[Sequence[DemandProfile]]) -> list[tuple[int, ...]]:
-        """Return the numbers of the members of each set; asked so often that a call for each would cost much."""
-        same, of = self._same, self.of
+    def of_sets(self, sets: Sequence[Sequence[DemandProfile]]) -> list[_Question]:
+        """Return the numbers of the members of each set, equally many; a call for each profile would cost much."""
+        same, of, pack = self._same, self.of, _packed(len(sets[0])).pack
         return [
-            tuple([known[1] if (known := same.get(id(each))) is not None else of(each) for each in members])
+            pack(*[known[1] if (known := same.get(id(each))) is not None else of(each) for each in members])
             for members in sets
         ]
 
-    def profile(self, number: int) -> DemandProfile:
-        """Return the rounded profile of that number."""
-        return self._rounded[number]
+    def profiles(self, question: _Question, members: int) -> tuple[DemandProfile, ...]:
+        """Return the rounded profiles of a set, by what ``of_sets`` said of it."""
+        return tuple([self._rounded[number] for number in _packed(members).unpack(question)])
 
 
 class _Answers:
-    """Answers to questions about sets of so many members, as rows of arrays."""
+    """Answers to questions about sets of so many members on a type of GPUs, as rows of arrays."""
 
     def __init__(self, members: int) -> None:
         self.rows: dict[_Question, int] = {}
         self._numbers = np.zeros((3, _FIRST_SIZE, members))
-        self._from: list[tuple[Throughputs, int]] = []  # where the reasons of each are
+        self._from: list[Throughputs] = []  # where the reasons are
+        self._first: list[int] = []  # row of each of those
 
     def __len__(self) -> int:
-        return len(self._from)
+        return len(self.rows)
 
     def put(self, questions: Sequence[_Question], answers: Throughputs) -> None:
         """Remember answers to new questions."""
@@ -137,16 +141,17 @@ class _Answers:
             self._numbers = np.concatenate([self._numbers, np.zeros_like(self._numbers)], axis=1)
         self._numbers[:, first:end] = answers.low, answers.mid, answers.high
         self.rows.update(zip(questions, range(first, end), strict=True))
-        self._from += [(answers, row) for row in range(len(questions))]
+        self._from.append(answers)
+        self._first.append(first)
 
     def of(self, questions: Sequence[_Question]) -> Throughputs:
         """Return the answers to known questions."""
-        rows, sources = [self.rows[question] for question in questions], self._from
+        rows, sources, firsts = [self.rows[question] for question in questions], self._from, self._first
         low, mid, high = self._numbers[:, rows]
 
         def reason(place: int, member: int) -> str:
-            answers, row = sources[rows[place]]
-            return answers.reason(row, member)
+            source = bisect_right(firsts, rows[place]) - 1
+            return sources[source].reason(rows[place] - firsts[source], member)
 
         return Throughputs(low, mid, high, reason)
 
@@ -166,7 +171,7 @@ class GuardedInterference:
         self.fault = ""
         self._primary = primary
         self._rule = UtilisationRule()
-        self._answers: dict[int, _Answers] = {}  # by the number of members
+        self._answers: dict[tuple[str, int], _Answers] = {}  # by GPU type and number of members
         self._numbers = ProfileNumbers() if numbers is None else numbers
 
     def predict(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[ThroughputPrediction]:
@@ -190,14 +195,14 @@ class GuardedInterference:
         if len(self._numbers) > REMEMBERED or sum(map(len, self._answers.values())) > REMEMBERED:
             self._numbers.clear()
             self._answers.clear()
-        profile, size = self._numbers.profile, len(sets[0])
-        known = self._answers.get(size)
+        size = len(sets[0])
+        known = self._answers.get((gpu_type, size))
         if known is None:
-            known = self._answers[size] = _Answers(size)
-        questions: list[_Question] = [(gpu_type, numbers) for numbers in self._numbers.of_sets(sets)]
+            known = self._answers[gpu_type, size] = _Answers(size)
+        questions = self._numbers.of_sets(sets)
         new = list(dict.fromkeys([question for question in questions if question not in known.rows]))
         if new:
-            known.put(new, self._ask([tuple([profile(each) for each in numbers]) for _, numbers in new], gpu_type))
+            known.put(new, self._ask([self._numbers.profiles(question, size) for question in new], gpu_type))
         return known.of(questions)
 
     def explain(self, members: Sequence[DemandProfile], gpu_type: str) -> Sequence[Mapping[str, float]]:
@@ -205,7 +210,7 @@ class GuardedInterference:
         nothing: list[Mapping[str, float]] = [{} for _ in members]
         if not isinstance(self._primary, ExplainingInterferencePredictor):
             return nothing
-        asked = [self._numbers.profile(self._numbers.of(each)) for each in members]
+        asked = self._numbers.profiles(self._numbers.of_sets([members])[0], len(members))
         try:
             found = self._primary.explain(asked, gpu_type)
             causes = [{str(name): float(lost) for name, lost in each.items()} for each in found]
@@ -269,6 +274,11 @@ def informed(
         guarded = GuardedInterference(predictor, numbers)
         guarded.fault = f"what was measured here could not be taken in: {type(error).__name__}: {error}"
         return guarded
+
+
+@cache
+def _packed(members: int) -> Struct:
+    return Struct(f"{members}q")
 
 
 def _rounded(profile: DemandProfile) -> DemandProfile:

@@ -163,7 +163,7 @@ class _Walk:
         if self._scores is None and 2 * len(rows) < len(line):
             return line.scores(rows, self._now, self._standing)
         if self._scores is None:
-            self._scores = line.scores(np.arange(len(line)), self._now, self._standing)
+            self._scores = line.scores(slice(None), self._now, self._standing)
         return np.asarray(self._scores[rows])
 
     def _early(self) -> Flags:
@@ -304,8 +304,7 @@ class _Walk:
             rows = np.flatnonzero(self._due & ~self._offered & may[line.ask_numbers()])
             scores = self._scores_of(rows)
             if len(rows) > MOST_LATE:
-                best = np.argpartition(-scores, MOST_LATE - 1)[:MOST_LATE]
-                worst = scores[best].min()
+                worst = np.partition(scores, len(scores) - MOST_LATE)[-MOST_LATE]
                 rows, scores = rows[scores >= worst], scores[scores >= worst]
             late = [self._job(row) for row in rows[line.order(rows, scores)][:MOST_LATE].tolist()]
         placed = [self._state.jobs[each.job_id] for each in proposal.plan.placed]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -221,3 +223,17 @@ def test_what_is_remembered_is_bounded_and_forgetting_changes_no_answer(monkeypa
         assert guarded.predict(each, "x") == before[k]
     assert len(guarded._answers) <= 11
     assert UtilisationRule().predict([], "x") == []
+
+
+def test_what_is_remembered_costs_the_collector_nothing() -> None:
+    """A pass over a hundred thousand remembered answers would hold up the decision in which it happens."""
+    guarded, profiles = GuardedInterference(UtilisationRule()), [job(f"job {k}", k / 64) for k in range(64)]
+
+    def looked_at() -> int:
+        return sum(len(each) for each in gc.get_objects() if type(each) is dict)
+
+    guarded.predict_arrays(list(combinations(profiles[:2], 2)), "x")
+    before = looked_at()
+    pairs = list(combinations(profiles, 2))
+    guarded.predict_arrays(pairs, "x")
+    assert looked_at() - before < len(pairs) / 4  # the profiles, but not the answers about them
