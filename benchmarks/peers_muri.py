@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from common import Row
-from peers_work import COMPLETION, Selection, figures
+from peers_work import COMPLETION, Selection, figures, heartbeat
 
 from cotenant.scheduler.core.models import only
 from cotenant.scheduler.simulation.policies import POLICIES
@@ -51,7 +51,7 @@ def muri(selection: Selection) -> Iterator[Row]:
             jobs = trace
             if method == OURS[1]:
                 jobs = Trace(trace.name, tuple(replace(job, estimate_s=job.duration_s) for job in trace.jobs))
-            scenario = Scenario(jobs, even_cluster(GPUS), truth)
+            scenario = Scenario(jobs, even_cluster(GPUS), truth, look=heartbeat(f"{case}, {method}"))
             if method in POLICIES:
                 yield from figures(case, method, [baseline(scenario, POLICIES[method]())])
             else:

@@ -127,7 +127,7 @@ class Proposal:
         """Close the GPUs that are kept for somebody, given by whom; open those that are kept no longer."""
         for gpu_id in self.plan.held.claimed.keys() - claimed.keys():
             self.fleet.put(self._open.pop(gpu_id))
-        for gpu_id in claimed.keys() & self.state.gpus.keys() - self._open.keys():
+        for gpu_id in [each for each in claimed if each in self.state.gpus and each not in self._open]:
             self._open[gpu_id] = self.fleet[self.fleet.position(gpu_id)]
             self._shown.add(gpu_id)
         kept = {gpu: claimed[gpu] for gpu in claimed if gpu in self._open}
