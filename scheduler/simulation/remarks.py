@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 from cotenant.scheduler.simulation.errors import counted
 from cotenant.scheduler.simulation.truth import NoInterference, Truth
 from cotenant.scheduler.simulation.workload import GIB, Cluster, Trace, TraceJob
@@ -50,14 +53,48 @@ def _lack(job: TraceJob, cluster: Cluster, truth: Truth, enough: int) -> str:
 
 def remarks_on(policy: str, trace: Trace) -> list[str]:
     """Return what the trace leaves out that this policy goes by."""
-    nameless = sum(not job.workload for job in trace.jobs)
-    if policy != CORE or not nameless:
-        return []
-    who = "no job names" if nameless == len(trace.jobs) else f"{nameless:,} of {len(trace.jobs):,} jobs do not name"
-    each = "each" if nameless == len(trace.jobs) else "each of these"
-    return [
-        f"{who} a workload: {CORE} takes {each} for a program that it has never seen, and starts it alone on its GPUs"
-    ]
+    found: list[str] = []
+    for gap in _GAPS:
+        lacking = sum(gap.lacks(job) for job in trace.jobs)
+        if policy in gap.then and lacking:
+            every = lacking == len(trace.jobs)
+            who = gap.none if every else f"{lacking:,} of {len(trace.jobs):,} jobs do not {gap.some}"
+            found.append(f"{who}: {policy} {gap.then[policy].format(each='each' if every else 'each of these')}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """What jobs of a trace may not say: whether one does not, in words, and what policies that go by it do then."""
+
+    lacks: Callable[[TraceJob], bool]
+    none: str
+    some: str
+    then: Mapping[str, str]
+
+
+_FULL = "takes {each} for one that fills its GPUs"
+_LAST = "takes {each} for endless: those come last, in order of arrival"
+_GAPS = (
+    _Gap(
+        lambda job: not job.workload,
+        "no job names a workload",
+        "name a workload",
+        {CORE: "takes {each} for a program that it has never seen, and starts it alone on its GPUs"},
+    ),
+    _Gap(
+        lambda job: job.util is None,
+        "no job says its utilisation",
+        "say their utilisation",
+        dict.fromkeys((CORE, "threshold", "lucid"), _FULL),
+    ),
+    _Gap(
+        lambda job: job.estimate_s is None,
+        "no job says its estimated run time",
+        "say their estimated run time",
+        dict.fromkeys(("qssf", "lucid"), _LAST),
+    ),
+)
 
 
 def _of_types(trace: Trace, cluster: Cluster, truth: Truth) -> list[str]:

@@ -18,6 +18,7 @@ from cotenant.scheduler.simulation.world import Run, World
 
 Floats = NDArray[np.float64]
 _LEAST = 1e-9
+_DUST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def _row(run: Run, names: list[str]) -> dict[str, Any]:
         "end_s": nan if run.ended_at is None else run.ended_at,
         "jct_s": jct,
         "run_s": run.run_s,
-        "queue_s": jct - run.run_s,
+        "queue_s": _no_dust(jct - run.run_s),
         "slowdown": run.run_s / job.duration_s if run.ended_at is not None else nan,
         "suspensions": run.suspensions,
         "failures": run.failures,
@@ -118,7 +119,7 @@ def _row(run: Run, names: list[str]) -> dict[str, Any]:
 
 def _times(ended: list[Run]) -> dict[str, Any]:
     jct = np.array([_end(run) - run.job.submit_s for run in ended])
-    queue = jct - np.array([run.run_s for run in ended])
+    queue = np.array([_no_dust(_end(run) - run.job.submit_s - run.run_s) for run in ended])
     slowdown = np.array([run.run_s / run.job.duration_s for run in ended])
     first = min(run.job.submit_s for run in ended)
     return {
@@ -143,7 +144,7 @@ def _devices(world: World, ended: list[Run]) -> dict[str, Any]:
         "gpu_hours_shared": shared / 3600.0,
         "occupied": occupied / max(up, _LEAST),
         "utilisation": busy / max(up, _LEAST) if world.utils_known else None,
-        "saving": 1.0 - occupied / max(work, _LEAST),
+        "saving": _no_dust(1.0 - occupied / max(work, _LEAST)),
     }
 
 
@@ -186,6 +187,11 @@ def finish_time_fairness(world: World) -> Floats:
     ratios = np.full(len(runs), np.nan)
     ratios[[run.index for run in present]] = (ends - starts) / (alone * np.maximum(mean, 1.0))
     return ratios
+
+
+def _no_dust(difference: float) -> float:
+    """Return a difference of sums without what is left of their rounding, which would be told as "-0"."""
+    return 0.0 if abs(difference) < _DUST else difference
 
 
 def _end(run: Run) -> float:

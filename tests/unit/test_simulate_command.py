@@ -17,7 +17,8 @@ from cotenant.cli import app
 from cotenant.scheduler.simulation.errors import SimulationError
 from cotenant.scheduler.simulation.page import render
 from cotenant.scheduler.simulation.policies.queueing import Srtf
-from cotenant.scheduler.simulation.simulate import Scenario, simulate
+from cotenant.scheduler.simulation.remarks import remarks_on
+from cotenant.scheduler.simulation.simulate import Scenario, policy_names, simulate
 from cotenant.scheduler.simulation.traces import write_own
 from cotenant.scheduler.simulation.truth import NoInterference
 from cotenant.scheduler.simulation.workload import GIB, TraceJob, mixed_cluster, trace_of
@@ -407,6 +408,30 @@ def test_why_programs_that_nobody_names_do_not_share_is_said_where_the_core_is_a
         assert not said or f"cotenant: {wanted}\n" in result.stderr
     summary = json.loads((tmp_path / "out" / "cotenant" / "summary.json").read_text(encoding="utf-8"))
     assert summary["remarks"] == ([FREE] if wanted is None else [FREE, wanted])
+
+
+FULL, LAST = "for one that fills its GPUs", "for endless: those come last, in order of arrival"
+
+
+@pytest.mark.parametrize(
+    ("gap", "policies", "words"),
+    [
+        ({"util": None}, ("cotenant", "threshold", "lucid"), (f"utilisation: {{}} takes {{}} {FULL}")),
+        ({"estimate_s": None}, ("qssf", "lucid"), f"estimated run time: {{}} takes {{}} {LAST}"),
+    ],
+)
+@pytest.mark.parametrize("lacking", [0, 1, 3])
+def test_what_a_policy_goes_by_and_the_trace_does_not_say_is_told(
+    gap: dict[str, Any], policies: tuple[str, ...], words: str, lacking: int
+) -> None:
+    """Without estimates qssf was fifo, and without utilisations nobody shared: nothing said so."""
+    said = LIGHT | {"estimate_s": 10.0}
+    trace = trace_of("t", [job(f"j{number}", **said | (gap if number < lacking else {})) for number in range(3)])
+    who = "no job says its" if lacking == 3 else f"{lacking} of 3 jobs do not say their"
+    for policy in policy_names():
+        each = "each" if lacking == 3 else "each of these"
+        wanted = [f"{who} {words.format(policy, each)}"] if lacking and policy in policies else []
+        assert remarks_on(policy, trace) == wanted
 
 
 # -- pairs that are not known -------------------------------------------------------------------------------------

@@ -190,3 +190,15 @@ def test_whole_numbers_have_whole_ticks() -> None:
         axis = figure["layout"]["yaxis"]
         assert (axis["range"], axis["dtick"]) == ([0.0, 1.05], 1)
     assert drawn[-1]["layout"]["yaxis"]["ticktext"] == ["0"]
+
+
+def test_no_figure_is_a_little_below_zero() -> None:
+    """What was left of rounding was told as "queueing -0 s" and "-0.0 % of GPU time saved"."""
+    jobs = [job(f"j{k}", 0.1 * k * k, 10.1 + 1.7 * (k * 7 % 11), util=0.3, gpus=1 + k % 3) for k in range(120)]
+    for policy, gpus in (("fifo", 4), ("first-fit", 400)):
+        result = run(policy, jobs, gpus=gpus, per_node=4)
+        summary = result.summary()
+        assert min(result.jobs()["queue_s"]) >= 0.0
+        assert summary["queue_s"]["mean"] >= 0.0
+        assert summary["saving"] == 0.0 or policy != "fifo"
+        assert not re.search(r"-0(\.0+)?( s| %|<)", render([result]))
