@@ -215,12 +215,14 @@ class PlanView(View):
 
     ``affected``: at most 500 waiting jobs, in order of submission, then running ones, the newest first.
     ``reconsidered``: how many of the ``running`` jobs were looked at for that; none when no setting was to be tried.
+    ``displaced``: how many of these would not get their GPUs again under the present settings either.
     """
 
     jobs: list[PlannedJob]
     packing_saving_predicted: float | None
     affected: list[AffectedJob] = []
     reconsidered: int = 0
+    displaced: int = 0
     running: int = 0
 
 

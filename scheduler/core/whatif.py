@@ -83,6 +83,7 @@ def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | 
             packing_saving_predicted=None if mean is None else packing_saving([mean]),
             affected=affected,
             reconsidered=len(running),
+            displaced=len(kept),
             running=len(state.leased),
         )
 

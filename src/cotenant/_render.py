@@ -346,7 +346,8 @@ def plan(view: PlanView) -> RenderableType:
 
 def _affected(view: PlanView) -> list[RenderableType]:
     """Return what would be different for the jobs that are there already."""
-    looked_at = f" ({view.reconsidered} of {view.running} running ones looked at)" if view.reconsidered else ""
+    anyway = f"; {view.displaced} would not get their GPUs again as it is, either" if view.displaced else ""
+    looked_at = f" ({view.reconsidered} of {view.running} running ones looked at{anyway})" if view.reconsidered else ""
     if not view.affected:
         return [Text(f"nothing would be different for the other jobs{looked_at}")]
     table = FittingTable("JOB", "NAME", "NOW", "THEN", "WHY", spare=("NAME",))

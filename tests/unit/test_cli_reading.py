@@ -77,6 +77,17 @@ def test_a_job_that_is_faster_than_alone_is_not_shown_as_a_slowdown(factor: floa
 
 
 @pytest.mark.parametrize(
+    ("displaced", "told"), [(0, "looked at)"), (2, "looked at; 2 would not get their GPUs again as it is")]
+)
+def test_a_plan_says_what_is_no_matter_of_the_settings(displaced: int, told: str) -> None:
+    """Two jobs on a GPU that may have one were no news, since they slowed each other down too much anyway."""
+    console = Console(width=300, record=True, file=io.StringIO())
+    view = PlanView(jobs=[], packing_saving_predicted=None, reconsidered=4, running=4, displaced=displaced)
+    console.print(_render.plan(view))
+    assert f"nothing would be different for the other jobs (4 of 4 running ones {told}" in console.export_text()
+
+
+@pytest.mark.parametrize(
     ("state", "times", "ran"),
     [
         (JobState.QUEUED, [], "-"),

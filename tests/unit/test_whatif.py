@@ -155,7 +155,8 @@ class TestOtherSettings:
         driver.run(half("a"), half("b"))
         closed = SchedulingSettings(other_tenants=AccountSettings(most_jobs=1))
         driver.do(SettingsChanged(settings().placement, ResizeSettings(), closed))
-        assert tried(driver, packing_bias=0.3).affected == []
+        view = tried(driver, packing_bias=0.3)
+        assert (view.affected, view.displaced) == ([], 1), "but that it is so is told"
 
     def test_a_gpu_that_is_kept_for_somebody_is_no_place_for_a_running_job(self) -> None:
         driver = Driver(host(gpus=2), configured=settings(packing_bias=1.0))
@@ -168,7 +169,8 @@ class TestOtherSettings:
         driver = Driver(host())
         driver.core.state.learn("fp-a", profile(util=0.2, memory=GIB), "cpu-1")
         driver.run(spec("a"))
-        assert tried(driver, packing_bias=1.0).affected == []
+        view = tried(driver, packing_bias=1.0)
+        assert (view.affected, view.displaced) == ([], 0)
 
     def test_weights_and_quotas(self) -> None:
         driver = Driver(host())
