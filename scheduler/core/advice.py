@@ -31,12 +31,23 @@ def more_help(state: State, job: Job, now: float, *, crowded: bool) -> list[str]
         now: Unix seconds.
         crowded: Others are on its GPUs.
     """
-    helps = [*_deadline(state, job, now, crowded), *(_room(state, job, now) if job.state is JobState.QUEUED else ())]
+    waits = job.state is JobState.QUEUED
+    helps = [*(_sharing(state, job) if waits else ()), *_deadline(state, job, now, crowded)]
+    helps += _room(state, job, now) if waits else ()
     held = state.reservation
     may_backfill = held is not None and held.job_id != job.spec.job_id and held.starts_by is not None
     if job.lease is None and may_backfill and job.spec.hints.expected_duration_s is None:
         helps.append("give expected_duration: a job known to be gone in time may use held GPUs")
     return helps
+
+
+def _sharing(state: State, job: Job) -> list[str]:
+    """Say what else it takes of a job that wants GPUs of its own, which is what its refusal suggests to give up."""
+    wants_its_own = any(error.kind == "exclusive_wanted" for error in state.line.why(job.spec.job_id))
+    lacks_hints = None in (job.spec.hints.gpu_memory, job.spec.hints.compute)
+    if wants_its_own and lacks_hints and state.request_of(job).profile.source == "unknown":
+        return ["to share, give gpu_memory and compute as well: the job was never measured"]
+    return []
 
 
 def _deadline(state: State, job: Job, now: float, crowded: bool) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from scheduling import GIB, Driver, gone, half, host, on, saver, settings, spec
+from scheduling import GIB, Driver, gone, half, host, on, profile, saver, settings, spec
 
 from cotenant.configs.settings import AccountSettings, RebalanceSettings, SchedulingSettings, Settings
 from cotenant.scheduler.core import queries
@@ -85,6 +86,29 @@ def test_a_higher_priority_is_suggested_only_to_whom_it_helps(
     driver.submit(spec("a", isolation="hard", priority=priority, **at_risk))
     assert queries.job(driver.core.state, "a").deadline.endswith("at risk")
     assert ("a higher priority" in helps(driver, "a")) is rises
+
+
+@pytest.mark.parametrize(
+    ("hints", "known", "too"),
+    [
+        ({}, False, True),
+        ({"compute": 0.2}, False, True),
+        ({"gpu_memory": GIB}, False, True),
+        ({"gpu_memory": GIB, "compute": 0.2}, False, False),
+        ({}, True, False),
+    ],
+)
+def test_to_share_is_suggested_with_all_that_it_takes(hints: dict[str, Any], known: bool, too: bool) -> None:
+    """Who followed the suggestion was told next that it shares only with both hints."""
+    driver = Driver(host())
+    driver.run(half("there"))
+    if known:
+        driver.core.state.learn("fp-a", profile(util=0.2, memory=GIB), "cpu-1")
+    driver.submit(spec("a", isolation="hard", **hints))
+    also = ["to share, give gpu_memory and compute as well: the job was never measured"] if too else []
+    assert helps(driver, "a") == ["allow sharing: isolation soft instead of hard", *also]
+    driver.submit(replace(spec("b", **hints), fingerprint="fp-a"))
+    assert (driver.job("b").lease is None) is too, "as it says"
 
 
 class TestRoom:
