@@ -10,6 +10,7 @@ import numpy as np
 from cotenant.configs.settings import AccountSettings, SchedulingSettings, Settings
 from cotenant.placement.explain import decimals
 from cotenant.placement.fleet import Fleet
+from cotenant.placement.shares import memory_needs
 from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request
 from cotenant.scheduler.core.accounts import KINDS, Accounts, Kind, asked_of, name_of, terms_of
 from cotenant.scheduler.core.model import Hints
@@ -59,7 +60,7 @@ class Quotas:
                 errors.append(_of_jobs(f"{kind} {name}", held.jobs, terms.most_jobs))
             if terms.most_gpus is None:
                 continue
-            asked = request.gpus * min(self._asked(request), default=0.0)
+            asked = self._least(request)
             never = asked > terms.most_gpus + TOLERANCE
             if never or held.gpus + asked > terms.most_gpus + TOLERANCE:
                 whole = self._whole_for_want_of_hints(request, hints)
@@ -95,7 +96,7 @@ class Quotas:
     def expect(self, request: Request, hints: Hints) -> None:
         """Count a job that is to be placed somewhere: the least that it could hold."""
         if self.limits(hints):
-            self.count(hints, request.gpus * min(self._asked(request), default=0.0), 1)
+            self.count(hints, self._least(request), 1)
 
     def count(self, hints: Hints, gpus: float, jobs: int) -> None:
         """Count GPUs and jobs that come, or go (negative)."""
@@ -110,6 +111,20 @@ class Quotas:
             _, places = np.unique(self.gpus.capacity, return_index=True)
             self._sizes = [self.gpus.views[place] for place in places.tolist()]
         return [asked_of(request, gpu, self.settings.placement) for gpu in self._sizes]
+
+    def _least(self, request: Request) -> float:
+        """Return the least that the job could hold: on the largest GPUs of which there are enough for all of it."""
+        asked = self._asked(request)
+        if request.gpus == 1 or len(asked) < 2:
+            return request.gpus * min(asked, default=0.0)
+        fleet, margin = self.gpus, self.settings.placement.memory_margin
+        capacity, size = np.unique(fleet.capacity, return_inverse=True)
+        able = memory_needs(request, capacity, margin) <= capacity
+        for each in sorted(set(asked)):
+            hosts = fleet.host[(able & (np.array(asked) <= each))[size]]
+            if len(hosts) and (np.bincount(hosts).max() if request.one_host else len(hosts)) >= request.gpus:
+                return request.gpus * each
+        return request.gpus * min(asked)  # there are not enough of any size
 
     def limits(self, hints: Hints) -> bool:
         """Whether any limit on GPUs or jobs applies to such a job."""

@@ -101,6 +101,31 @@ def test_a_limit_of_gpus_keeps_a_job_off_gpus_of_which_it_would_hold_too_much() 
     assert driver.job("a").hosts == ("h2",)
 
 
+@pytest.mark.parametrize("gang", ["host", "cluster"])
+@pytest.mark.parametrize(("most_gpus", "state"), [(1.5, "FAILED"), (2.0, "STARTING")])
+def test_a_gang_counts_as_much_as_where_there_are_enough_gpus_for_it(gang: str, most_gpus: float, state: str) -> None:
+    """Of the large GPUs it would hold less, but there is one only: else it would wait for ever, beside idle ones."""
+    driver = Driver(
+        host("h1", 1, 16 * GIB),
+        host("h2", 2, 8 * GIB),
+        configured=limited(tenants={"ml": AccountSettings(most_gpus=most_gpus)}),
+    )
+    driver.submit(of_tenant("a", gpus=2, gang=gang, gpu_memory=8 * GIB, compute=0.5))
+    assert driver.state("a") == state
+    if state == "FAILED":
+        why = "the quota does not allow it: the job takes 2.00 GPUs, the limit of tenant ml is 1.5"
+        assert driver.job("a").reason == why
+
+
+def test_a_gang_waits_for_its_limit_where_there_are_enough_gpus_for_it() -> None:
+    rules = limited(tenants={"ml": AccountSettings(most_gpus=2.25)})
+    driver = Driver(host("h1", 1, 16 * GIB), host("h2", 3, 8 * GIB), configured=rules)
+    driver.submit(of_tenant("a", gpu_memory=8 * GIB))
+    driver.submit(of_tenant("b", gpus=2, gpu_memory=8 * GIB))
+    told = f"tenant ml holds {driver.core.state.accounts.by_kind['tenant']['ml'].held:.2f} of 2.25 GPUs"
+    assert queries.job(driver.core.state, "b").waits == f"{told}, the job takes 2.00"
+
+
 def test_limits_can_change_while_everything_runs() -> None:
     driver = Driver(host(gpus=4))
     driver.submit(*(of_tenant(name) for name in "ab"))
