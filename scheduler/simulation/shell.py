@@ -354,10 +354,9 @@ class CoreShell:
         fastest = max(truth.alone(job.workload, each, job.gpus) for each in dict.fromkeys(self.world.gpu_type))
         # An estimate is meant on the type that the trace's run times are, a hint on the job's fastest.
         estimate_s = job.estimate_s / fastest if job.estimate_s is not None and fastest > 0.0 else job.estimate_s
-        largest = max(node.gpus for node in self.world.cluster.nodes)
         return Hints(
             gpus=job.gpus,
-            gang="host" if job.gpus <= largest else "cluster",
+            gang="host" if any(node.could_have(job) for node in self.world.cluster.nodes) else "cluster",
             expected_duration_s=estimate_s,
             max_slowdown=job.max_slowdown,
             tenant=job.user or "default",

@@ -75,6 +75,11 @@ class Node:
     memory_bytes: int = 24 * GIB
     cpus: float | None = None
 
+    def could_have(self, job: TraceJob) -> bool:
+        """Whether all of the job could be on this host, were it empty."""
+        enough = self.cpus is None or (job.cpus or 0.0) * job.gpus <= self.cpus
+        return enough and job.gpus <= self.gpus and job.memory_bytes <= self.memory_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

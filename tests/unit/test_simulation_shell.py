@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulating import CROWD_TRUTH, crowd, ends, halves, job, scenario
@@ -19,7 +20,7 @@ from cotenant.scheduler.simulation.results import Result
 from cotenant.scheduler.simulation.simulate import Scenario, shipped_core, simulate
 from cotenant.scheduler.simulation.traces import write_own
 from cotenant.scheduler.simulation.truth import PairTable
-from cotenant.scheduler.simulation.workload import GIB, TraceJob, even_cluster, mixed_cluster, trace_of
+from cotenant.scheduler.simulation.workload import GIB, Cluster, Node, TraceJob, even_cluster, mixed_cluster, trace_of
 
 LIGHT = {"workload": "light", "util": 0.2, "memory_bytes": 2 * GIB}
 
@@ -142,3 +143,19 @@ def test_what_the_command_refuses(tmp_path: Path, words: list[str], message: str
 def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["simulate", str(tmp_path / "none.json"), "--out", str(tmp_path)])
     assert (result.exit_code, "cannot be read: No such file" in result.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes"),
+    [
+        ({"cpus": 1.0}, (Node("a", 4, cpus=2.0), Node("b", 2, cpus=2.0))),
+        ({"memory_bytes": 20 * GIB}, (Node("a", 4, "small", 8 * GIB), Node("b", 2), Node("c", 2))),
+    ],
+)
+def test_a_gang_lies_on_several_hosts_where_no_single_one_could_have_it(
+    fields: dict[str, Any], nodes: tuple[Node, ...]
+) -> None:
+    """A host has GPUs enough, but not the processors or the memory for all of them."""
+    work = Scenario(trace_of("x", [job("g", gpus=4, **fields)]), Cluster(nodes))
+    (run,) = shipped_core(work, checked=True).world.runs
+    assert run.ended_at is not None
