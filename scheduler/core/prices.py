@@ -49,7 +49,9 @@ def prices_of_work(choices: Choices, left_s: Floats, gpus: Integers, there: Inte
     )
     scale = float(left_s.max())
     limits = np.concatenate([-left_s / scale, np.zeros(jobs + kinds)])
-    solved = linprog(np.eye(count + 1)[count], A_ub=matrix.tocsr(), b_ub=limits, bounds=(0.0, None), method="highs")
+    longest = np.zeros(count + 1)
+    longest[count] = 1.0
+    solved = linprog(longest, A_ub=matrix.tocsr(), b_ub=limits, bounds=(0.0, None), method="highs")
     if solved.x is None:  # somebody can run nowhere just now
         return np.ones(jobs)
     prices: Floats = np.maximum(0.0, -np.asarray(solved.ineqlin.marginals[:jobs]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -265,3 +266,21 @@ def test_prices_add_up_to_the_end_of_all(drawn: list[tuple[float, float, int]]) 
         if (used <= there).all():
             rate = sum(prices[job] * (slow[job] if each == 0 else 1.0) for job, each in enumerate(chosen) if each >= 0)
             assert rate <= 1.0 + 1e-6, "or all would be done before the end that is possible"
+
+
+def test_memory_grows_with_the_choices_and_not_with_their_square() -> None:
+    """The scheduler is asked now and then, of as many jobs as may change places: it must not run out of memory."""
+    jobs, kinds = 100, 2
+    one, other = np.nonzero(np.triu(np.ones((jobs, jobs)), 1))
+    first, second = np.concatenate([np.arange(jobs), one]), np.concatenate([np.full(jobs, -1), other])
+    part, count = np.repeat(np.arange(kinds), len(first)), kinds * len(first)
+    speed = np.where(np.tile(second, kinds) < 0, 1.0, 0.7)
+    choices = Choices(np.tile(first, kinds), np.tile(second, kinds), part, speed, np.where(speed < 1.0, 0.7, 0.0))
+    gpus, there = np.ones(jobs, dtype=np.int64), np.array([16, 16])
+    tracemalloc.start()
+    prices = prices_of_work(choices, np.full(jobs, 3600.0), gpus, there)
+    worth = choices.total(prices, by_speed=True)
+    assert _assigned(choices, worth, gpus, there.astype(np.float64), np.zeros(jobs, dtype=np.bool_)) is not None
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 2000 * count, "a square of numbers would take 8 bytes for each two of them"
