@@ -108,6 +108,10 @@ class Line:
         """Whether the job waits."""
         return isinstance(job_id, str) and self._rows.row(job_id) is not None
 
+    def different(self) -> int:
+        """Return how many asks wait."""
+        return len(self._by_key)
+
     # -- who waits --------------------------------------------------------------------------------------------------
 
     def put(self, job: Job, key: Key, max_slowdown: float) -> None:

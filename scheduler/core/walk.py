@@ -21,7 +21,7 @@ from cotenant.scheduler.core.model import Job
 from cotenant.scheduler.core.proposal import MOST_EXCHANGED, Proposal, is_over_quota
 from cotenant.scheduler.core.waiting import RESERVE_AFTER_S
 
-FEW_GPUS = 64  # on so few, all are looked at for everybody whenever one has changed: then what jobs are told is fresh
+FEW_GPUS, FEW_ASKS = 64, 32  # of so few, all are looked at whenever a GPU has changed: then what jobs are told is fresh
 MOST_LATE = 8  # refused jobs that may change places with others
 
 
@@ -93,7 +93,7 @@ class _Walk:
         self._lets_in = self._screen(self._news)
         if isinstance(self._proposal.policy, Cotenant) and len(self._news):
             line.screen_gangs(self._lets_in, fleet, self._news, self._proposal.packing)
-        self._all_anew = len(fleet) <= FEW_GPUS and len(self._news) > 0
+        self._all_anew = len(fleet) <= FEW_GPUS and line.different() <= FEW_ASKS and len(self._news) > 0
         self._open = ~line.settled | line.limited | self._lets_in.any(axis=1)  # asks that may find a place
         self._open |= self._all_anew
         self._refused = np.zeros(len(self._open), dtype=np.bool_)

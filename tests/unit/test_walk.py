@@ -12,6 +12,8 @@ from scheduling import GIB, Driver, gone, half, host, on, spec
 
 from cotenant.configs.settings import AccountSettings, SchedulingSettings, Settings
 from cotenant.placement import constraints
+from cotenant.placement.engine import Cotenant
+from cotenant.placement.types import NoFit, Placement, Request
 from cotenant.scheduler.core import walk
 from cotenant.scheduler.core.commands import StartJob
 from cotenant.scheduler.core.events import Event, HostJoined, JobExited, JobStarted, JobSubmitted
@@ -67,6 +69,30 @@ def test_a_gang_gets_the_other_gpus_of_a_host_whose_changed_one_was_filled() -> 
     driver.do(gone(driver, "large", 0, stopped=False))
     assert on(driver, "after") == ["big-0"], "the gang comes when the GPU that has changed lets it in no more"
     assert on(driver, "gang") == ["big-1", "big-2"]
+
+
+@pytest.mark.parametrize("asks", [walk.FEW_ASKS, walk.FEW_ASKS + 1])
+def test_few_gpus_are_looked_at_for_everybody_only_while_few_asks_wait(
+    monkeypatch: pytest.MonkeyPatch, asks: int
+) -> None:
+    """Each look takes a millisecond or two: with a long queue every decision would take seconds."""
+    looked_at = list[str]()
+
+    def place(self: Cotenant, request: Request, *more: Any) -> Placement | NoFit:
+        looked_at.append(request.job_id)
+        return placed(self, request, *more)
+
+    placed = Cotenant.place
+    driver = Driver(host(gpus=2, memory=20 * GIB))
+    driver.run(spec("a", gpu_memory=16 * GIB, compute=0.4), spec("b", gpu_memory=18 * GIB, compute=0.4))
+    driver.submit(*(spec(f"w{number}", gpu_memory=19 * GIB + number, compute=0.1) for number in range(asks)))
+    monkeypatch.setattr(Cotenant, "place", place)
+    driver.submit(spec("c", gpu_memory=GIB, compute=0.1))
+    looked_at.clear()
+    driver.start_all(driver.do(gone(driver, "c", 0, stopped=False)))
+    assert len(looked_at) == (asks if asks <= walk.FEW_ASKS else 0)
+    driver.start_all(driver.do(gone(driver, "b", 0, stopped=False)))
+    assert on(driver, "w0"), "whoever fits is found"
 
 
 @pytest.mark.parametrize("most", [1, constraints.MOST_PREDICTED])
