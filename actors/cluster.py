@@ -119,7 +119,7 @@ def _finish(settings: Settings, api_class: type | None, ray_pid: int | None) -> 
     """Start the actors on the Ray this process is connected to, wait for the hosts and write the record."""
     notes = start_actors(settings, api_class)
     with Client.connect() as client:
-        _wait_for_hosts(client, again=_KEEPS in notes)
+        _wait_for_hosts(client, settings.scaling.enabled, again=_KEEPS in notes)
         # The journal also knows hosts of an earlier Ray session; they are not there any more.
         hosts = [host for host in client.hosts() if host.reachable]
     serves = settings.api.enabled and api_class is not None
@@ -421,15 +421,19 @@ def _give_back(hosts: Sequence[str]) -> list[str]:
     return notes + [f"host {asked[answer]} {hangs}" for answer in late]
 
 
-def _wait_for_hosts(client: Client, *, again: bool) -> None:
-    """Wait until all hosts have reported; where cotenant runs already (``again``) some are given back to Ray."""
+def _wait_for_hosts(client: Client, scaling: bool, *, again: bool) -> None:
+    """Wait until all hosts have reported; where cotenant runs already (``again``) some are given back to Ray.
+
+    Where Ray's autoscaler is asked for GPUs (``scaling``) there may be no host yet.
+    """
     asked: dict[str, Any] = {}
 
     def all_in() -> bool:
         reachable = {host.host_id for host in client.hosts() if host.reachable}
-        nodes = {node for node in hosting_nodes() if not again or node in reachable or _runs(agent_name(node))}
+        nodes = hosting_nodes(scaling)
+        nodes = {node for node in nodes if not again or node in reachable or _runs(agent_name(node))}
         _refuse_failed_agents(nodes - reachable, asked)
-        return (bool(reachable) or again) and nodes <= reachable
+        return (bool(reachable) or again or scaling) and nodes <= reachable
 
     _await(all_in, HOSTS_TIMEOUT_S, "no host agent has reported: look at 'cotenant doctor --cluster'")
 

@@ -39,7 +39,7 @@ class Fleet:
 
     def ensure_agents(self) -> set[str]:
         """Create the agents that are missing, but of nodes given back; return the ids of the nodes that have one."""
-        nodes = hosting_nodes()
+        nodes = hosting_nodes(self._settings.scaling.enabled)
         with self._lock:
             self._resting.keep_to(nodes)
             nodes -= self._resting.nodes

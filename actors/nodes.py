@@ -31,14 +31,18 @@ def live_nodes() -> dict[str, Node]:
     }
 
 
-def hosting_nodes() -> set[str]:
+def hosting_nodes(scaling: bool) -> set[str]:
     """Return the ids of the live nodes that get a host agent.
 
-    In a cluster where Ray counts GPUs these are the nodes that have some, in one without GPUs all of them.
+    In a cluster where Ray counts GPUs these are the nodes that have some, in one without GPUs all of them; but where
+    Ray's autoscaler is asked for GPUs none: else jobs would start on the head's cores, and lose them when GPUs come.
+
+    Args:
+        scaling: Whether Ray's autoscaler is asked for GPUs.
     """
     nodes = live_nodes()
     with_gpus = {node_id for node_id, node in nodes.items() if node.gpus}
-    return with_gpus or set(nodes)
+    return with_gpus if with_gpus or scaling else set(nodes)
 
 
 def head_node_id() -> str:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from scheduling import GIB, Driver, half, host, settings, spec
 
-from cotenant.actors import fleet, resting
-from cotenant.actors.nodes import Node
+from cotenant.actors import fleet, nodes, resting
 from cotenant.actors.scaling import EVERY_S, Scaler
 from cotenant.configs.settings import AccountSettings, ScalingSettings, SchedulingSettings
 from cotenant.scheduler.core.events import HostJoined, HostLost, HostUnreachable, Tick
@@ -174,17 +173,17 @@ def test_ray_is_told_again_and_again_and_not_all_the_time() -> None:
 class _Cluster:
     """A fleet over nodes that are played: their agents answer at once, what Ray is asked for is noted."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **gpus: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, scaling: bool = True, **gpus: int) -> None:
         self.gpus, self.now = gpus, 0.0
         self.asked: list[list[dict[str, Any]]] = []
         self.agents: dict[str, _Agent] = {}
         monkeypatch.setattr(fleet, "request_resources", self._ask)
-        monkeypatch.setattr(fleet, "hosting_nodes", lambda: set(self.gpus))
-        monkeypatch.setattr(fleet, "live_nodes", lambda: {name: Node(name, n, False) for name, n in self.gpus.items()})
+        for room in (fleet, nodes):
+            monkeypatch.setattr(room, "live_nodes", self._nodes)
         monkeypatch.setattr(resting, "answered", lambda answer: answer)
         monkeypatch.setattr(resting.ray, "kill", self._kill)
         monkeypatch.setattr(fleet.ray, "get_actor", self._find)
-        self.fleet = fleet.Fleet(settings())
+        self.fleet = fleet.Fleet(settings().model_copy(update={"scaling": ScalingSettings(enabled=scaling)}))
         self.fleet._resting = resting.Resting(lambda: self.now)
         self.fleet.ensure_agents()
 
@@ -193,6 +192,9 @@ class _Cluster:
         self.now += EVERY_S
         self.fleet.resize(Size((*stay, *to_come), spare, to_come))
         return self.fleet.ensure_agents()
+
+    def _nodes(self) -> dict[str, nodes.Node]:
+        return {name: nodes.Node(name, gpus, False) for name, gpus in self.gpus.items()}
 
     def _ask(self, *, bundles: list[dict[str, Any]]) -> None:
         self.asked.append(bundles)
@@ -256,13 +258,29 @@ def test_a_node_that_was_given_back_has_no_agent_until_it_is_wanted(monkeypatch:
 
 
 def test_an_agent_that_has_not_given_its_gpus_back_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = _Cluster(monkeypatch, starts=1, uncounted=0)
+    cluster = _Cluster(monkeypatch, starts=1)
     cluster.agents[fleet.agent_name("starts")].busy = True
     for _ in range(3):
-        assert cluster.look("starts", "uncounted") == {"starts", "uncounted"}
-    assert not any(agent.ended for agent in cluster.agents.values()), (
-        "GPUs that Ray does not count it cannot be asked for"
-    )
+        assert cluster.look("starts") == {"starts"}
+    assert not any(agent.ended for agent in cluster.agents.values())
+
+
+def test_a_host_on_which_ray_counts_no_gpus_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could ask for them again."""
+    cluster = _Cluster(monkeypatch, scaling=False, uncounted=0)
+    for _ in range(3):
+        assert cluster.look("uncounted") == {"uncounted"}
+
+
+@pytest.mark.parametrize(("scaling", "hosts"), [(True, set()), (False, {"head"})])
+def test_where_gpus_are_to_come_jobs_wait_for_them(
+    monkeypatch: pytest.MonkeyPatch, scaling: bool, hosts: set[str]
+) -> None:
+    """With no GPU node yet the head's cores were taken for GPUs; what ran there was lost when the first node came."""
+    cluster = _Cluster(monkeypatch, scaling=scaling, head=0)
+    assert cluster.look() == hosts
+    cluster.gpus["new"] = 1
+    assert cluster.look() == {"new"}
 
 
 @pytest.mark.parametrize(
