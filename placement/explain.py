@@ -241,6 +241,7 @@ _GPU: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     ),
     "share_limit": _share_limit,
     "not_schedulable": _says("not available"),
+    "held": _says("held for another job"),
     "not_tried": _says("not looked at closely, since they are used more than others that did not suit"),
 }
 
@@ -265,6 +266,7 @@ _HELP: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "unprofiled_self": _says("give gpu_memory and compute, so that the job need not be measured alone first"),
     "share_limit": _says("wait for a job to end, or raise max_jobs_per_gpu"),
     "not_schedulable": _says("bring the unavailable GPUs back ('cotenant doctor' on their hosts says why)"),
+    "held": _says("wait for the job to start that they are held for"),
     "not_tried": _says("wait for a GPU with a lighter neighbour"),
     "too_few_gpus": _help_gpus,
     "too_few_on_host": _says("allow the GPUs to lie on several hosts: gang cluster instead of host"),

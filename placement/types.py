@@ -139,6 +139,7 @@ FitErrorKind = Literal[
     "unprofiled_self",
     "share_limit",
     "not_schedulable",
+    "held",
     "not_tried",
     "too_few_gpus",
     "too_few_on_host",

@@ -29,6 +29,7 @@ from cotenant.scheduler.core.interruptions import (
 )
 from cotenant.scheduler.core.model import Colocation, Gpu, Host, Job, JobState
 from cotenant.scheduler.core.priority import in_words, ordered
+from cotenant.scheduler.core.refusals import told_apart
 from cotenant.scheduler.core.requests import described
 from cotenant.scheduler.core.slowdowns import measured as measured_slowdown
 from cotenant.scheduler.core.slowdowns import slowdown, tell_measured
@@ -224,7 +225,7 @@ def explain(
     if job.state.terminal:
         details.extend(colocation.tell(job))
     details.extend(f"{ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
-    helps = would_help(job.fit_errors or state.line.why(job_id))
+    helps = would_help(job.fit_errors or told_apart(state, state.line.why(job_id)))
     if not job.state.terminal:
         helps.extend(more_help(state, job, now, crowded=has_neighbours(state, job)))
     return Explanation(
@@ -258,7 +259,7 @@ def _why_it_waits(state: State, job: Job, now: float) -> tuple[str, list[str]]:
     queue = ordered((state.jobs[job_id] for job_id in state.queued), now, standing)
     place = next(i for i, other in enumerate(queue, start=1) if other.spec.job_id == job.spec.job_id)
     errors = state.line.why(job.spec.job_id)
-    why = fold(errors) if errors else "it has not been looked at yet"
+    why = fold(told_apart(state, errors)) if errors else "it has not been looked at yet"
     details = [f"number {place} of {len(queue)} in the queue", f"has waited {max(0.0, now - job.queued_at):.0f} s"]
     details.append(in_words(job, now, standing))
     held = state.reservation
@@ -399,7 +400,7 @@ def _job_view(state: State, job: Job, controls: str) -> JobView:
 
 def _waits(state: State, job: Job) -> str:
     errors = state.line.why(job.spec.job_id) if job.state is JobState.QUEUED else ()
-    return fold(errors) if errors else ""
+    return fold(told_apart(state, errors)) if errors else ""
 
 
 def _colocation_view(line: Colocation) -> ColocationView:

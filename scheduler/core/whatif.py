@@ -24,6 +24,7 @@ from cotenant.scheduler.core.model import Job, JobSpec, JobState
 from cotenant.scheduler.core.priority import ordered
 from cotenant.scheduler.core.proposal import Plan
 from cotenant.scheduler.core.queries import NO_HOST, share_view
+from cotenant.scheduler.core.refusals import told_apart
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.unmet import hopeless, lasting
 from cotenant.scheduler.views import AffectedJob, PlannedJob, PlanView
@@ -38,6 +39,7 @@ _Outcome = Literal["now", "later", "never"]
 class _Look:
     """What a cycle would do."""
 
+    state: State
     plan: Plan
     places: Mapping[str, placement.Placement]
 
@@ -48,7 +50,7 @@ class _Look:
             return "now", placed.reason
         if refusal is None:
             return "later", NO_HOST
-        return "never" if refusal.never else "later", fold(refusal.errors)
+        return "never" if refusal.never else "later", fold(told_apart(self.state, refusal.errors))
 
 
 def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | None = None) -> PlanView:
@@ -66,7 +68,7 @@ def plan(core: Core, specs: Sequence[JobSpec], now: float, settings: Settings | 
     """
     state = core.state
     imagined = [_imagine(state, spec, number, now) for number, spec in enumerate(specs)]
-    before = _look(core, (), now) if state.queued else _Look(Plan(), {})
+    before = _look(core, (), now) if state.queued else _Look(state, Plan(), {})
     running = _newest(state) if settings is not None else []
     kept = placed_anew(state, core.policy, core.predictor, running)
     with nullcontext() if settings is None else _trying(state, settings):
@@ -110,9 +112,9 @@ def _look(core: Core, imagined: Sequence[Job], now: float) -> _Look:
     waiting = (job for job in state.in_order(state.queued) if job.not_before <= state.now)
     queue = ordered((*waiting, *imagined), now, state.standing())
     if not state.hosts:
-        return _Look(Plan(), {})
+        return _Look(state, Plan(), {})
     found = propose(state, queue, core.policy, core.predictor)
-    return _Look(found, {placed.job_id: placed for placed in found.placed})
+    return _Look(state, found, {placed.job_id: placed for placed in found.placed})
 
 
 def _waiting(state: State, before: _Look, after: _Look) -> list[AffectedJob]:

@@ -8,8 +8,8 @@ import pytest
 from packing import gpu, request, resident
 from scheduling import GIB, Driver, host, spec
 
-from cotenant.scheduler.core import queries
-from cotenant.scheduler.core.events import HostUnreachable, JobExited, StopRequested, Tick
+from cotenant.scheduler.core import queries, whatif
+from cotenant.scheduler.core.events import HostJoined, HostUnreachable, JobExited, StopRequested, Tick
 from cotenant.scheduler.core.model import Job, JobState, Reservation
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.waiting import RESERVE_AFTER_S, EndOf, Wish, hold, renewed, reserve
@@ -131,6 +131,24 @@ def test_short_jobs_fill_the_gaps_and_the_gang_starts_when_promised() -> None:
     driver.do(JobExited("b", 1, "h1", 0), after_s=700.0)
     assert driver.state("gang") == "STARTING"
     assert driver.core.state.reservation is None or driver.core.state.reservation.job_id != "gang"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_held_gpus_are_not_told_as_out_of_order(lost: bool) -> None:
+    """They were "not available", and what would help was to bring them back."""
+    driver = waiting_gang(a=None, b=None)
+    if lost:
+        driver.do(HostJoined(host("h2")))
+        driver.do(HostUnreachable("h2", "no report"))
+    driver.submit(spec("small", compute=0.2, gpu_memory=GIB))
+    told = queries.explain(driver.core.state, "small", driver.now)
+    why = "2 GPUs: held for another job"
+    assert told.summary == f"waits: {why}{'; 1 GPU: not available' if lost else ''}"
+    assert queries.job(driver.core.state, "small").waits == told.summary.removeprefix("waits: ")
+    assert "wait for the job to start that they are held for" in told.would_help
+    assert any("bring the unavailable GPUs back" in each for each in told.would_help) is lost
+    (planned,) = whatif.plan(driver.core, [spec("p", compute=0.2, gpu_memory=GIB)], driver.now).jobs
+    assert why in planned.explanation
 
 
 def test_nothing_is_filled_in_while_nobody_knows_when_the_gang_starts() -> None:
