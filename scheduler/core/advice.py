@@ -7,7 +7,7 @@ import numpy as np
 from cotenant.placement.fleet import Integers
 from cotenant.scheduler.core.board import REST
 from cotenant.scheduler.core.deadlines import Outlook, running_outlook, span, waiting_outlook
-from cotenant.scheduler.core.model import Job, JobState
+from cotenant.scheduler.core.model import Job, JobState, Reservation
 from cotenant.scheduler.core.moves import PATIENCE_S
 from cotenant.scheduler.core.preemption import Movers, before_shorter_s, may_be_asked, most_valued, movers_of
 from cotenant.scheduler.core.priority import CLASS_POINTS, importance, ordered, score
@@ -35,10 +35,19 @@ def more_help(state: State, job: Job, now: float, *, crowded: bool) -> list[str]
     helps = [*(_sharing(state, job) if waits else ()), *_deadline(state, job, now, crowded)]
     helps += _room(state, job, now) if waits else ()
     held = state.reservation
-    may_backfill = held is not None and held.job_id != job.spec.job_id and held.starts_by is not None
+    may_backfill = held is not None and held.job_id != job.spec.job_id and _lets_some_in(state, held, now)
     if job.lease is None and may_backfill and job.spec.hints.expected_duration_s is None:
         helps.append("give expected_duration: a job known to be gone in time may use held GPUs")
     return helps
+
+
+def _lets_some_in(state: State, held: Reservation, now: float) -> bool:
+    """Whether on one of the held GPUs all residents are gone by the promised time, at the latest: see ``waiting``."""
+    by = held.starts_by
+    if by is None or now >= by:
+        return False
+    ends = ([state.end_of(job.spec.job_id) for job in state.residents(gpu_id)] for gpu_id in held.gpu_ids)
+    return any(all(end is not None and end[1] <= by for end in of_gpu) for of_gpu in ends)
 
 
 def _sharing(state: State, job: Job) -> list[str]:

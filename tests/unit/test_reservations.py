@@ -133,6 +133,28 @@ def test_short_jobs_fill_the_gaps_and_the_gang_starts_when_promised() -> None:
     assert driver.core.state.reservation is None or driver.core.state.reservation.job_id != "gang"
 
 
+@pytest.mark.parametrize(
+    ("residents", "after_s", "helps"),
+    [
+        ({"a": 700.0, "b": 2000.0}, 0.0, True),
+        ({"a": 1900.0, "b": 2000.0}, 0.0, False),  # slowed down as they accept both end after the promised time
+        ({"a": None, "b": 2000.0}, 0.0, False),
+        ({"a": 700.0, "b": 2000.0}, 2500.0, False),
+    ],
+    ids=["one is gone long before", "both stay", "nobody knows", "it is over"],
+)
+def test_to_say_how_long_is_suggested_where_it_helps(
+    residents: dict[str, float | None], after_s: float, helps: bool
+) -> None:
+    """Who followed the suggestion still waited: on no held GPU would its neighbours surely have been gone."""
+    driver = waiting_gang(**residents)
+    if after_s:
+        driver.do(Tick(), after_s=after_s)
+    driver.submit(short("s", None))
+    advice = queries.explain(driver.core.state, "s", driver.now).would_help
+    assert any("give expected_duration" in each for each in advice) is helps
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_held_gpus_are_not_told_as_out_of_order(lost: bool) -> None:
     """They were "not available", and what would help was to bring them back."""
