@@ -41,7 +41,7 @@ from cotenant.scheduler.core.priority import CLASS_POINTS, SIZE_SCALE_S
 
 MOST_JOBS = 128  # that run, and as many that wait
 MOST_HOSTS = 16  # that are told apart
-MOST_CHOICES = 10_000  # beyond, nobody is put beside another
+MOST_CHOICES = 10_000  # beyond, nobody is put beside another anew
 MOST_TRIES = 4  # a choice for which there turns out to be no place is struck out, and all are assigned once more
 MOST_NODES = 200  # of the search
 HORIZON_S: Mapping[str, float] = {"completion": 900.0, "makespan": 1800.0}
@@ -161,7 +161,9 @@ class _Crew:
         weight = self._weights(choices)
         choices = choices.among(self.takes_part).spread(self.kind_of)
         if len(choices) > MOST_CHOICES:
-            choices = choices.only(np.flatnonzero(~choices.paired)[:MOST_CHOICES])
+            stay = self._as_now(choices)
+            others = np.flatnonzero(~choices.paired & ~stay)[:MOST_CHOICES]
+            choices = choices.only(np.sort(np.concatenate([np.flatnonzero(stay), others])))
         lost = (
             WORTH
             * board.rules.move_cost_s
@@ -174,6 +176,12 @@ class _Crew:
         # Who is suspended pays for a move as well: that is counted for who goes on in place of it.
         worth = worth + choices.total(moved, by_speed=False) - self._moves(choices, moved)
         return choices, worth
+
+    def _as_now(self, choices: Choices) -> Flags:
+        """Return which choices leave everything as it is: without these, jobs would have to leave for nothing."""
+        first, second = choices.first, choices.second
+        flags: Flags = (self.at[first] == choices.part) & (self.beside[first] == second)
+        return flags
 
     def _moves(self, choices: Choices, lost: Floats) -> Floats:
         """Return what the moves of each choice cost: of those elsewhere, and of one of two that come together."""

@@ -14,6 +14,7 @@ from hypothesis import given
 from scheduling import GIB, Driver, host, on, profile, settings, spec
 
 from cotenant.configs.settings import CheckpointSettings, SchedulingSettings, Settings
+from cotenant.scheduler.core import trading
 from cotenant.scheduler.core.choices import Choices
 from cotenant.scheduler.core.events import JobExited, Tick
 from cotenant.scheduler.core.model import Host, Job, JobSpec, JobState
@@ -284,3 +285,24 @@ def test_memory_grows_with_the_choices_and_not_with_their_square() -> None:
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most_bytes < 2000 * count, "a square of numbers would take 8 bytes for each two of them"
+
+
+@pytest.mark.parametrize("most", [1, 6, 10, 10_000])
+@pytest.mark.parametrize("aim", ["completion", "makespan"])
+@pytest.mark.parametrize("pairs", [True, False])
+def test_nobody_leaves_since_there_are_more_choices_than_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, most: int, aim: str, pairs: bool
+) -> None:
+    """What everybody has is always among them: jobs that share are not parted, nor any suspended, for want of it."""
+    monkeypatch.setattr(trading, "MOST_CHOICES", most)
+    aimed = SPEEDS.model_copy(update={"scheduling": SchedulingSettings.model_validate({"aim": aim})})
+    hints = {"gpu_memory": 3 * GIB, "compute": 0.3, "max_slowdown": 4.0, "isolation": "soft"} if pairs else {}
+    jobs = [saver(f"j{number}", 20_000.0, **hints) for number in range(8 if pairs else 4)]
+    driver = rested(*jobs, hosts=(fast(gpus=2), host("slow", 2)), configured=aimed)
+    before = {job.job_id: on(driver, job.job_id) for job in jobs}
+    assert len({*map(tuple, before.values())}) == 4
+    driver.submit(saver("late", 19_000.0, gpu_memory=8 * GIB))
+    for _ in range(60):
+        driver.do(Tick(), after_s=30.0)
+        assert driver.stops() == []
+    assert {job.job_id: on(driver, job.job_id) for job in jobs} == before
