@@ -77,6 +77,7 @@ class Board:
         self._without: dict[tuple[int, str], tuple[GpuView, GpuView]] = {}  # by identity of the first, kept for it
         self.closed = self._now_closed()
         self._shared = turn.state.settings.checkpoints.directory is not None
+        self._silent = {host_id for host_id, host in turn.state.hosts.items() if not host.reachable}
 
     def close(self) -> None:
         """Take back what was only imagined."""
@@ -86,7 +87,7 @@ class Board:
     # -- looking ----------------------------------------------------------------------------------------------------
 
     def movable(self, among: Iterable[str] | None = None) -> list[Job]:
-        """Return the running jobs that lose nothing and have had their rest, in order of submission.
+        """Return the running jobs that lose nothing, have had their rest, and would hear of it, in order of submission.
 
         Args:
             among: Ids of the only jobs to look at; None = all.
@@ -99,7 +100,11 @@ class Board:
         savers = self.state.savers
         rows = savers.running(among)
         rows = rows[self.now - savers.granted_at(rows) >= REST * self.rules.move_cost_s]  # see has_rested
-        return rows if self._shared else rows[savers.on_one_host(rows)]  # see loses_nothing
+        rows = rows if self._shared else rows[savers.on_one_host(rows)]  # see loses_nothing
+        if not self._silent:
+            return rows
+        hears = [self._silent.isdisjoint(self.state.jobs[job_id].hosts) for job_id in savers.ids(rows)]
+        return rows[np.array(hears, dtype=np.bool_)]
 
     def look_when_rested(self) -> None:
         """Have rebalancing look again when the next of the running jobs that save has had its rest."""

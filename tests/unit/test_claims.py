@@ -17,8 +17,9 @@ from cotenant.configs.settings import (
 )
 from cotenant.scheduler.core import queries, walk
 from cotenant.scheduler.core.board import CLAIM_SLACK_S
-from cotenant.scheduler.core.events import HostJoined, MoveRequested, SettingsChanged, Tick
+from cotenant.scheduler.core.events import HostJoined, HostUnreachable, MoveRequested, SettingsChanged, Tick
 from cotenant.scheduler.core.model import Host
+from cotenant.scheduler.core.moves import PATIENCE_S
 
 SHARED = Settings(checkpoints=CheckpointSettings(directory="/everywhere"))
 REST_S = 5.0 * SHARED.rebalance.move_cost_s
@@ -129,3 +130,26 @@ def test_nobody_makes_room_for_an_equal(factor: float, size_weight: float) -> No
         driver.do(Tick(), after_s=10.0)
     assert (driver.state("a"), driver.state("b")) == ("RUNNING", "QUEUED")
     assert not any("less important" in line for line in queries.explain(driver.core.state, "b", driver.now).would_help)
+
+
+@pytest.mark.parametrize("aim", ["completion", "makespan"])
+@pytest.mark.parametrize("way", ["free", "hurt", "faster"])
+def test_nobody_is_moved_from_a_host_that_does_not_answer(way: str, aim: str) -> None:
+    """It would not hear of it: GPUs would be kept for a job that runs on as it did."""
+    driver = Driver(host("h1"), configured=with_rules(aim=aim))
+    driver.run(*(sharer(each, expected_duration_s=50_000.0) for each in "ab"))
+    driver.do(Tick(), after_s=REST_S)
+    if way == "hurt":
+        slow = measurement("a", "h1-0", profile(rate=100.0), neighbours=1, step_rate=8.0)
+        driver.do(report("h1", slow))
+        driver.do(report("h1", slow), after_s=PATIENCE_S + 1.0)
+    driver.do(HostUnreachable("h1", "no answer"))
+    found = of_type(host("h2", 2), "fast") if way == "faster" else host("h2", 2)
+    driver.do(HostJoined(found))
+    for _ in range(20):
+        driver.do(Tick(), after_s=10.0)
+        assert (stopping(driver), driver.core.state.moves.claims) == ([], {})
+    driver.do(HostJoined(driver.core.state.hosts["h1"]))
+    for _ in range(2):
+        driver.do(Tick(), after_s=10.0)
+    assert len(stopping(driver)) >= 1, "as soon as it answers somebody moves"
