@@ -203,8 +203,8 @@ class Scheduler:
         """Say why a job is where it is."""
         with self._lock:
             self._known(job_id)
-            controls = self._controls().get(job_id, "")
-            return queries.explain(self._core.state, job_id, self._clock.now(), controls, self._core.predictor)
+            core, now, held = self._core, self._clock.now(), self._controls().get(job_id, "")
+            return queries.explain(core.state, job_id, now, held, predictor=core.predictor, policy=core.policy)
 
     def accounts(self) -> list[AccountView]:
         """Return what tenants and queues may have, hold and have used."""

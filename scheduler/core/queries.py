@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from cotenant.forecasting.types import InterferencePredictor, Signature
 from cotenant.placement import types as placement
+from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.explain import explain as fold
 from cotenant.placement.explain import memory_text, would_help
 from cotenant.scheduler.core import colocation, outgrown
@@ -30,6 +31,7 @@ from cotenant.scheduler.core.interruptions import (
 from cotenant.scheduler.core.model import Colocation, Gpu, Host, Job, JobState
 from cotenant.scheduler.core.priority import in_words, ordered
 from cotenant.scheduler.core.refusals import told_apart
+from cotenant.scheduler.core.remedies import Remedies, remedies
 from cotenant.scheduler.core.requests import described
 from cotenant.scheduler.core.slowdowns import measured as measured_slowdown
 from cotenant.scheduler.core.slowdowns import slowdown, tell_measured
@@ -177,9 +179,15 @@ def predicted_throughput(job: Job, now: float) -> float | None:
 
 
 def explain(
-    state: State, job_id: str, now: float, controls: str = "", predictor: InterferencePredictor | None = None
+    state: State,
+    job_id: str,
+    now: float,
+    controls: str = "",
+    *,
+    predictor: InterferencePredictor | None = None,
+    policy: PlacementPolicy | None = None,
 ) -> Explanation:
-    """Say why a job is where it is and, when it waits, what would help.
+    """Say why a job is where it is and, when it waits or others slow it down too much, what would help.
 
     Args:
         state: The state.
@@ -187,12 +195,14 @@ def explain(
         now: Unix seconds.
         predictor: Says how its neighbours slow the job down; None = that is left out.
         controls: What holds the job's share and what cannot be held, in words (the shell knows).
+        policy: Says where jobs could go; None = that is left out.
 
     Raises:
         KeyError: No job with that id.
     """
     job = state.jobs[job_id]
     details: list[str] = []
+    cures = remedies(state, job, now, policy, predictor) if policy and predictor else Remedies()
     summary = f"{job.state}: {job.reason}"
     slower = slowdown(state, job, predictor) if predictor is not None else None
     if job.state is JobState.PENDING or (job.state is JobState.QUEUED and not state.hosts):
@@ -209,6 +219,7 @@ def explain(
             *(tell_measured if has_neighbours(state, job) else _tell_alone)(state, job),
             *_estimated(state, job),
             *_unread(state, job),
+            *cures.told,
         ]
         details += [*refused_growth(state, job), *asked_for(state, job, now)]
         details += [*freezable(state, job), *([f"control: {controls}"] if controls else [])]
@@ -227,7 +238,7 @@ def explain(
     details.extend(f"{ago(now - change.at)}  {change.state}: {change.reason}" for change in job.history)
     helps = would_help(job.fit_errors or told_apart(state, state.line.why(job_id)))
     if not job.state.terminal:
-        helps.extend(more_help(state, job, now, crowded=has_neighbours(state, job)))
+        helps.extend((*more_help(state, job, now, crowded=has_neighbours(state, job)), *cures.helps))
     return Explanation(
         job_id=job_id, state=job.state, summary=summary, details=details, would_help=helps, slowdown=slower
     )

@@ -23,7 +23,7 @@ MOST_MOVES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Move:
+class Move:
     """A job, where it goes, and what all jobs concerned save by it, seconds, by their weight against its own."""
 
     job: Job
@@ -52,9 +52,9 @@ def part(board: Board) -> None:
         near = board.residents(board.places(job_id))
         if not board.taken.isdisjoint((job_id, *near)):
             continue  # somebody leaves already
-        n, movers = _throughput(board, hurt), board.movable(near)
-        known = {job_id: n} if job_id in board.state.moves.hurt_since else {}
-        found = [move for job in movers if (move := _worked_out(board, job, everywhere, known, (job_id, limit)))]
+        n, movers = throughput(board, hurt), board.movable(near)
+        known = known_pace(board, hurt)
+        found = [move for job in movers if (move := worked_out(board, job, everywhere, known, (job_id, limit)))]
         if found:
             best = max(found, key=lambda move: move.gain_s)
             _go(
@@ -68,13 +68,29 @@ def part(board: Board) -> None:
 
 def _send_away(board: Board, hurt: Job, n: float, neighbours: Sequence[Job]) -> None:
     """Have the least important neighbour make room if the job is more important by the factor of the settings."""
-    worth, cost_s = board.value(hurt), board.rules.move_cost_s
-    gain_s = board.left_s(hurt.spec.job_id) * (1.0 / n - 1.0)
     value, _, job = min(((board.value(job), job.seq, job) for job in neighbours), default=(math.inf, 0, hurt))
-    less_important = value * board.rules.priority_factor <= worth and value < worth
-    if less_important and gain_s > WORTH * cost_s:
+    gain_s = saves_s(board, hurt, n)
+    if is_less_important(board, value, board.value(hurt)) and is_worth_it(board, gain_s):
+        why = Interruption(
+            "priority", board.now, hurt.spec.job_id, gain_s, board.rules.move_cost_s, value, board.value(hurt)
+        )
         board.evict(job.spec.job_id)
-        board.leave(job, Interruption("priority", board.now, hurt.spec.job_id, gain_s, cost_s, value, worth))
+        board.leave(job, why)
+
+
+def is_less_important(board: Board, value: float, worth: float) -> bool:
+    """Whether a job of this value makes room for one of this worth that it slows down."""
+    return value * board.rules.priority_factor <= worth and value < worth
+
+
+def is_worth_it(board: Board, gain_s: float) -> bool:
+    """Whether so many seconds are worth what a move costs."""
+    return gain_s > WORTH * board.rules.move_cost_s
+
+
+def saves_s(board: Board, hurt: Job, n: float) -> float:
+    """Return what a job saves that goes at this throughput, once nobody slows it down, seconds."""
+    return board.left_s(hurt.spec.job_id) * (1.0 / n - 1.0)
 
 
 def unshare(board: Board) -> None:
@@ -94,14 +110,14 @@ def unshare(board: Board) -> None:
     for _, job in sorted(bounded, key=lambda each: (-each[0], each[1].seq))[:MOST_CONSIDERED]:
         if len(board.taken) >= MOST_MOVES:
             return
-        move = _worked_out(board, job, empty) if job.spec.hints.gpus <= room[job.spec.hints.gang] else None
+        move = worked_out(board, job, empty) if job.spec.hints.gpus <= room[job.spec.hints.gang] else None
         if move is not None:
             _go(board, move, Interruption("unshare", board.now, None, move.gain_s, cost_s))
             empty = board.empty()
             room = _room(board, empty)
 
 
-def _go(board: Board, move: _Move, why: Interruption) -> None:
+def _go(board: Board, move: Move, why: Interruption) -> None:
     board.evict(move.job.spec.job_id)
     if board.place(move.job, board.positions(move.gpu_ids)) is not None:
         board.leave(move.job, why)
@@ -114,21 +130,31 @@ def _hurt(board: Board) -> list[tuple[Job, float]]:
     for job_id in board.sharing():
         job, since = state.jobs[job_id], state.moves.hurt_since.get(job_id)
         measured = since is not None and since + PATIENCE_S <= board.now
-        foreseen = job.predicted is not None and job.predicted * _accepts(board, job) * TOLERANCE < 1.0
-        if job.state is JobState.RUNNING and (measured or foreseen):
+        if job.state is JobState.RUNNING and (measured or is_foreseen(board, job)):
             slow.append(job_id)
     return [
-        (job, _accepts(board, job))
+        (job, accepted(board, job))
         for job in state.in_order(slow)
         if board.movable(board.residents(board.places(job.spec.job_id)))
     ]
 
 
-def _accepts(board: Board, job: Job) -> float:
+def is_foreseen(board: Board, job: Job) -> bool:
+    """Whether the job is predicted to be slowed down more than it accepts by so much that it is not left as it is."""
+    return job.predicted is not None and job.predicted * accepted(board, job) * TOLERANCE < 1.0
+
+
+def known_pace(board: Board, job: Job) -> dict[str, float]:
+    """Return the throughput of a job that is measured to be slowed down more than it accepts; empty of another."""
+    return {job.spec.job_id: throughput(board, job)} if job.spec.job_id in board.state.moves.hurt_since else {}
+
+
+def accepted(board: Board, job: Job) -> float:
+    """Return the largest slowdown that the job accepts."""
     return max_slowdown(job.spec.hints, board.state.settings)
 
 
-def _throughput(board: Board, job: Job) -> float:
+def throughput(board: Board, job: Job) -> float:
     """Return the throughput of a job that is hurt: the lower of predicted and measured."""
     predicted, profile = job.predicted or 1.0, job.profile
     solo = profile.solo_step_rate if profile else None
@@ -176,13 +202,16 @@ def _as_measured(found: dict[str, Pace], measured: Mapping[str, float]) -> dict[
     return found
 
 
-def _worked_out(
+def worked_out(
     board: Board,
     job: Job,
     places: Integers,
     measured: Mapping[str, float] = MappingProxyType({}),
     accepts: tuple[str, float] | None = None,
-) -> _Move | None:
+    *,
+    whatever_it_saves: bool = False,
+    wherever: bool = False,
+) -> Move | None:
     """Return the move of the job to some of these GPUs if it is worth its cost. The board stays as it is.
 
     Args:
@@ -191,10 +220,14 @@ def _worked_out(
         places: Positions of the GPUs where it may go.
         measured: Throughputs that are known better than predicted.
         accepts: A job that must be slowed down by at most this factor afterwards.
+        whatever_it_saves: It need not be worth its cost.
+        wherever: It need not find its checkpoint there.
     """
-    job_id, least_s = job.spec.job_id, WORTH * board.rules.move_cost_s
+    job_id, least_s = job.spec.job_id, -math.inf if whatever_it_saves else WORTH * board.rules.move_cost_s
     leaves, attempts = board.places(job_id), board.state.line.attempts
-    others = board.within_reach(job, board.others(places, leaves))
+    others = board.others(places, leaves)
+    if not wherever:
+        others = board.within_reach(job, others)
     attempt = board.attempt(replace(board.state.request_of(job), job_id=""), job, others, ())
     if attempt is not None and attempts.failed(attempt):
         return None
@@ -216,7 +249,7 @@ def _worked_out(
     if accepts is not None and after[accepts[0]].n * accepts[1] < 1.0:
         return None
     gain_s = _gain_s(board, job_id, before, after)
-    return _Move(job, goes, gain_s) if gain_s > least_s else None
+    return Move(job, goes, gain_s) if gain_s > least_s else None
 
 
 def _gain_s(board: Board, job_id: str, before: Mapping[str, Pace], after: Mapping[str, Pace]) -> float:
