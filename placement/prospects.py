@@ -175,6 +175,27 @@ class Prospects:
         )  # fmt: skip
 
 
+def too_slow(
+    requests: Sequence[Request],
+    gpus: Sequence[GpuView],
+    predictor: InterferencePredictor,
+    settings: PlacementSettings,
+) -> Flags:
+    """Return which jobs would slow somebody down, or be slowed down, too much on a GPU that carries somebody.
+
+    Args:
+        requests: What each job asks, shape (jobs,).
+        gpus: The GPU that each is held against, same shape.
+        predictor: Predicts how jobs on one GPU slow each other down.
+        settings: How jobs are packed.
+    """
+    flags = np.zeros(len(requests), dtype=np.bool_)
+    for gpu_type, some in _alike(range(len(gpus)), gpus):
+        together = [gpus[place] for place in some]
+        flags[some] = _together([requests[place] for place in some], gpu_type, together, predictor, settings)[2]
+    return flags
+
+
 def _alike(places: Iterable[int], views: Sequence[GpuView]) -> list[tuple[str, list[int]]]:
     """Return these GPUs by their type and by how many jobs they carry."""
     groups: dict[tuple[str, int], list[int]] = {}
@@ -209,18 +230,31 @@ def _prospects(  # noqa: PLR0917 - the arguments of ``of``, and the type
     settings: PlacementSettings,
 ) -> tuple[list[Floats | float], Throughputs, Floats]:
     """Return size, saving, own, lost and good of ``Outlooks``, what is predicted, and slowdowns held against limits."""
-    residents, newcomer = [views[place].residents for place in places], request.on(gpu_type)
-    profiles = [[*(each.profile for each in some), newcomer] for some in residents]
-    kept = [[*(each.min_compute for each in some), request.compute or 0.0] for some in residents]
-    said = bounded(predict_arrays(predictor, profiles, gpu_type), profiles, kept)
+    gpus = [views[place] for place in places]
+    said, slowdowns, slowed = _together([request] * len(gpus), gpu_type, gpus, predictor, settings)
     saving = 1.0 - 1.0 / fsums(said.mid)
-    limits = np.array([[*(each.max_slowdown for each in some), request.max_slowdown] for some in residents])
-    slowdowns = 1.0 / cautious_array(said, settings.confidence)
-    slowed = (slowdowns > limits + TOLERANCE).any(axis=1)
-    lost = fsums(_weights(residents) * (1.0 / said.mid[:, :-1] - 1.0))
+    lost = fsums(_weights([gpu.residents for gpu in gpus]) * (1.0 / said.mid[:, :-1] - 1.0))
     own = 1.0 / said.mid[:, -1] - 1.0
     good = np.where(slowed | (saving <= 0.0), 0.0, 1.0)
-    return [float(limits.shape[1]), saving, own, lost, good], said, slowdowns
+    return [float(said.mid.shape[1]), saving, own, lost, good], said, slowdowns
+
+
+def _together(
+    requests: Sequence[Request],
+    gpu_type: str,
+    gpus: Sequence[GpuView],
+    predictor: InterferencePredictor,
+    settings: PlacementSettings,
+) -> tuple[Throughputs, Floats, Flags]:
+    """Return what is predicted for each job on its GPU, slowdowns held against limits, and where one is exceeded."""
+    both = list(zip(requests, [gpu.residents for gpu in gpus], strict=True))
+    profiles = [[*[each.profile for each in some], request.on(gpu_type)] for request, some in both]
+    kept = [[*[each.min_compute for each in some], request.compute or 0.0] for request, some in both]
+    said = bounded(predict_arrays(predictor, profiles, gpu_type), profiles, kept)
+    limits = np.array([[*[each.max_slowdown for each in some], request.max_slowdown] for request, some in both])
+    slowdowns = 1.0 / cautious_array(said, settings.confidence)
+    slowed = np.asarray((slowdowns > limits + TOLERANCE).any(axis=1), dtype=np.bool_)
+    return said, slowdowns, slowed
 
 
 def _weights(residents: Sequence[Sequence[Resident]]) -> Floats:

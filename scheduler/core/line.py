@@ -48,6 +48,7 @@ class Ask:
         settled: They are refused on every GPU that has not changed since the last cycle.
         over_quota: They are refused for their tenant's or queue's sake.
         screened: The arrays of the screen say what it needs.
+        request: What it asks of placement; set while it is screened.
     """
 
     key: Key
@@ -57,6 +58,7 @@ class Ask:
     settled: bool = False
     over_quota: bool = False
     screened: bool = False
+    request: Request | None = None
 
     @property
     def limited(self) -> bool:
@@ -263,7 +265,7 @@ class Line:
             alone=request.exclusive or request.profile.source == "unknown",
             cpus=thousandths(request.cpus) * (request.gpus if request.one_host else 1),
         )
-        ask.screened = True
+        ask.screened, ask.request = True, request
 
     def refusals(self) -> Iterator[Ask]:
         """Yield the asks that were told why they wait."""

@@ -1,7 +1,8 @@
 """A walk along the line of waiting jobs, in order, that stops only where something may have changed.
 
 What was refused stays refused while GPUs only fill up. So of the asks that were refused before, those are offered again
-that some GPU lets in which has changed since the last cycle, and only those GPUs are looked at. Two things depend on
+that some GPU lets in which has changed since the last cycle, and only those GPUs are looked at: one ask after the other
+as long as some find a place, and all of the rest at once when several in a row have not. Two things depend on
 the whole line: GPUs are held for the first job that has waited long, even if nothing has changed for it; and jobs that
 are gone in time may use held GPUs (see ``waiting``).
 """
@@ -15,6 +16,7 @@ import numpy as np
 
 from cotenant.placement.engine import Cotenant
 from cotenant.placement.fleet import Flags, Floats, Integers
+from cotenant.placement.prospects import too_slow
 from cotenant.placement.types import NoFit, Placement
 from cotenant.scheduler.core.line import Ask, Line, lanes
 from cotenant.scheduler.core.model import Job
@@ -23,6 +25,7 @@ from cotenant.scheduler.core.waiting import RESERVE_AFTER_S
 
 FEW_GPUS, FEW_ASKS = 64, 32  # of so few, all are looked at whenever a GPU has changed: then what jobs are told is fresh
 MOST_LATE = 8  # refused jobs that may change places with others
+REFUSED_IN_A_ROW = 8  # asks, before all of the rest are weighed at once
 
 
 def walk(proposal: Proposal) -> list[Ask]:
@@ -101,6 +104,7 @@ class _Walk:
         self._narrowed = self._refused.copy()  # refused when some GPUs were closed to them
         self._offered = np.zeros(len(line), dtype=np.bool_)
         self._cannot_hold = np.zeros(len(self._open), dtype=np.bool_)
+        self._in_a_row = 0  # asks that were refused
         self._due = line.due(self._now)
         self._held_open: Integers = np.zeros(0, dtype=np.int64)
         self._lets_in_early = self._screen(self._held_open)
@@ -122,9 +126,14 @@ class _Walk:
             if (self._refused_early if stop.lane.early else self._refused)[stop.lane.ask.number]:
                 continue
             if self._place(stop.lane):
+                self._in_a_row = 0
                 self._push_lane(stops, stop.lane)
-            elif self._proposal.plan.held.reservation is None and self._may_hold(stop.lane.ask):
+                continue
+            self._in_a_row += 1
+            if held is None and self._may_hold(stop.lane.ask):
                 self._push_waiter(stops, stop.lane)
+            if self._in_a_row == REFUSED_IN_A_ROW and self._weigh():
+                stops = self._stops(after=stop.rank)
         self._exchange()
         self._settle()
         return self._hopeless
@@ -283,6 +292,35 @@ class _Walk:
             return np.asarray(news, dtype=np.int64)
         fleet = self._proposal.fleet
         return fleet.on_hosts(fleet.host[news]) if ask.one_host else None
+
+    def _weigh(self) -> bool:
+        """Note for which of the asks not looked at yet sharing a changed GPU would slow somebody down too much.
+
+        The same is found one by one, at a hundred times the cost. More company makes nobody faster: who is turned away
+        now would be after others were placed.
+
+        Returns:
+            Whether asks need not be looked at any more: no GPU is left for them, and GPUs are held already.
+        """
+        proposal, line, fleet = self._proposal, self._line, self._proposal.fleet
+        if not isinstance(proposal.policy, Cotenant) or self._all_anew:
+            return False
+        shared = np.flatnonzero(fleet.crowd[self._news] > 0)
+        rest = np.flatnonzero(line.single & line.settled & ~line.limited & self._open & ~self._refused)
+        asks = [ask for ask in map(line.asks.__getitem__, rest.tolist()) if ask is not None and not ask.pinned]
+        asked = [ask.request for ask in asks if ask.request is not None]
+        if not len(shared) or len(asked) < REFUSED_IN_A_ROW:
+            return False
+        numbers = np.array([ask.number for ask in asks if ask.request is not None], dtype=np.int64)
+        who, where = np.nonzero(self._lets_in[np.ix_(numbers, shared)])
+        views = [fleet.views[place] for place in self._news[shared].tolist()]
+        pairs = [asked[row] for row in who.tolist()], [views[column] for column in where.tolist()]
+        slow = too_slow(*pairs, proposal.predictor, proposal.packing)
+        self._lets_in[numbers[who[slow]], shared[where[slow]]] = False
+        if proposal.plan.held.reservation is None:
+            return False
+        self._refused[numbers[~self._lets_in[numbers].any(axis=1)]] = True
+        return True
 
     def _may_hold(self, ask: Ask) -> bool:
         refusal = ask.refusal

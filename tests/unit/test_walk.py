@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling import GIB, Driver, gone, half, host, on, spec
+from scheduling import GIB, Driver, gone, half, host, on, profile, spec
 
 from cotenant.configs.settings import AccountSettings, SchedulingSettings, Settings
+from cotenant.forecasting.types import DemandProfile
 from cotenant.placement import constraints
 from cotenant.placement.engine import Cotenant
 from cotenant.placement.types import NoFit, Placement, Request
-from cotenant.scheduler.core import walk
+from cotenant.scheduler.core import waiting, walk
 from cotenant.scheduler.core.commands import StartJob
-from cotenant.scheduler.core.events import Event, HostJoined, JobExited, JobStarted, JobSubmitted
+from cotenant.scheduler.core.events import Event, HostJoined, JobExited, JobStarted, JobSubmitted, Tick
 
 LIMITED = SchedulingSettings(tenants={"ml": AccountSettings(most_gpus=2.5, most_jobs=4)})
 QUIET = 8  # shared GPUs that are looked at closely for a gang of two where the limit for all is lower
@@ -95,32 +96,69 @@ def test_few_gpus_are_looked_at_for_everybody_only_while_few_asks_wait(
     assert on(driver, "w0"), "whoever fits is found"
 
 
+@pytest.mark.parametrize(
+    ("shortcut", "changed"),
+    [("_Walk._note_filled", lambda walk, placement: None), ("REFUSED_IN_A_ROW", 1), ("REFUSED_IN_A_ROW", 2)],
+    ids=["filled GPUs are offered again", "all are weighed at once", "all are weighed soon"],
+)
 @pytest.mark.parametrize("most", [1, constraints.MOST_PREDICTED])
 @settings(max_examples=50)
 @given(
     one=hosts,
     other=hosts,
-    waiting=st.tuples(st.lists(singles, min_size=1, max_size=3), st.lists(gangs, min_size=1, max_size=2)),
+    wait=st.tuples(st.lists(singles, min_size=1, max_size=3), st.lists(gangs, min_size=1, max_size=2)),
     more=st.lists(steps, min_size=1, max_size=4),
 )
-def test_it_is_of_no_matter_to_whom_filled_gpus_are_offered_again(
+def test_shortcuts_change_no_decision(
+    *,
     most: int,
+    shortcut: str,
+    changed: object,
     one: Sequence[int],
     other: Sequence[int],
-    waiting: tuple[list[Asked], list[Asked]],
+    wait: tuple[list[Asked], list[Asked]],
     more: list[tuple[list[Asked], list[int], float]],
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(walk, "FEW_GPUS", 0)
         patch.setattr(constraints, "MOST_PREDICTED", most)
-        both = _Both()
+        both = _Both(shortcut, changed)
         both.do(HostJoined(host("one", gpus=3, cpus=8.0)), HostJoined(host("other", gpus=3)))
         both.do(*_submitted("r", [{"gpu_memory": size * GIB, "compute": 0.4} for size in (*one, *other)]))
         both.do(*(HostJoined(host(f"quiet-{number}")) for number in range(QUIET)))
         both.do(*_submitted("q", [{"gpu_memory": 3 * GIB, "compute": 0.1}] * QUIET))
-        both.do(*_submitted("w", [*waiting[0], *waiting[1]]))
+        both.do(*_submitted("w", [*wait[0], *wait[1]]))
         for number, (come, end, after_s) in enumerate(more):
             both.do(*both.ended(end), *_submitted(f"s{number}", come), after_s=after_s)
+
+
+known = st.lists(
+    st.tuples(st.sampled_from([0.1, 0.3, 0.5, 0.8]), st.sampled_from([1.05, 1.2, 1.5, 3.0])), min_size=6, max_size=14
+)  # how much of a GPU jobs use, and how much slower they may become
+
+
+@settings(max_examples=150)
+@given(
+    jobs=known,
+    held=st.sampled_from([True, True, False]),
+    ends=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=2), min_size=1, max_size=6),
+)
+def test_weighing_all_at_once_changes_no_decision(
+    jobs: list[tuple[float, float]], held: bool, ends: list[list[int]]
+) -> None:
+    """With GPUs that are held for somebody, and without."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(walk, "FEW_GPUS", 0)
+        both = _Both("REFUSED_IN_A_ROW", 1)
+        both.do(HostJoined(host("one", gpus=2)), HostJoined(host("other")))
+        for number, (util, _) in enumerate(jobs):
+            both.know(f"fp-j-{number}", profile(util, memory=GIB))
+        both.do(*_submitted("j", [{"max_slowdown": limit} for _, limit in jobs]))
+        if held:
+            both.do(*_submitted("large", [{"gpus": 3, "gang": "cluster", "isolation": "hard"}]))
+            both.do(Tick(), after_s=waiting.RESERVE_AFTER_S)
+        for end in ends:
+            both.do(*both.ended(end))
 
 
 def _submitted(name: str, asked: Sequence[Asked]) -> list[JobSubmitted]:
@@ -128,22 +166,28 @@ def _submitted(name: str, asked: Sequence[Asked]) -> list[JobSubmitted]:
 
 
 class _Both:
-    """The same life twice: as it is, and with filled GPUs offered to everybody again."""
+    """The same life twice: as it is, and with a shortcut of the walk changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, shortcut: str, changed: object) -> None:
         configured = Settings(scheduling=LIMITED)
-        self._as_it_is, self._offering = Driver(configured=configured), Driver(configured=configured)
+        self._as_it_is, self._otherwise = Driver(configured=configured), Driver(configured=configured)
+        self._shortcut, self._changed = f"cotenant.scheduler.core.walk.{shortcut}", changed
 
     def do(self, *events: Event, after_s: float = 1.0) -> None:
         """Have the same happen in both, and every start succeed; both decide the same."""
         commands = self._as_it_is.do(*events, after_s=after_s)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cotenant.scheduler.core.walk._Walk._note_filled", lambda walk, placement: None)
-            assert self._offering.do(*events, after_s=after_s) == commands
-        assert self._as_it_is.core.state.to_json() == self._offering.core.state.to_json()
+            patch.setattr(self._shortcut, self._changed)
+            assert self._otherwise.do(*events, after_s=after_s) == commands
+        assert self._as_it_is.core.state.to_json() == self._otherwise.core.state.to_json()
         started = [JobStarted(each.job_id, each.epoch, each.host_id) for each in commands if isinstance(each, StartJob)]
         if started:
             self.do(*started)
+
+    def know(self, fingerprint: str, found: DemandProfile) -> None:
+        """Have a program be known in both."""
+        for driver in (self._as_it_is, self._otherwise):
+            driver.core.state.learn(fingerprint, found, "cpu-1")
 
     def ended(self, which: Sequence[int]) -> list[Event]:
         """Return that some of those that run have ended."""
