@@ -79,16 +79,26 @@ def _rises(state: State, job: Job, now: float) -> bool:
     rise = CLASS_POINTS["high"] - CLASS_POINTS[job.spec.hints.priority]
     if rise <= 0.0 or job.state is not JobState.QUEUED or _barred(state, job):
         return False
-    standing, rules = state.standing(), state.settings.rebalance
+    standing, rules, savers = state.standing(), state.settings.rebalance, state.savers
     queue = ordered(map(state.jobs.__getitem__, state.queued), now, standing)
     place = queue.index(job)
     if place > 0 and score(job, now, standing) + rise > score(queue[place - 1], now, standing):
         return True
-    movers, worth = _movers(state, now)[1], importance(job, now, standing)
+    (rows, movers), worth = _movers(state, now), importance(job, now, standing)
+    at = np.maximum(job.queued_at + PATIENCE_S, savers.granted_at(rows) + REST * rules.move_cost_s)
+    in_time = np.array([not too_late(job, now, each - now) for each in at.tolist()], dtype=np.bool_)
     now_asked, then_asked = (
         may_be_asked(movers, job, standing, most_valued(value, rules), shorter=True) for value in (worth, worth + rise)
     )
-    return rules.enabled and bool((then_asked & ~now_asked).any())
+    return rules.enabled and bool((then_asked & ~now_asked & in_time).any())
+
+
+def too_late(job: Job, now: float, wait_s: float) -> bool:
+    """Whether a waiting job that can still make its deadline no longer could once it has waited so much longer."""
+    outlook = waiting_outlook(job.spec.hints, now, job.done_s)
+    if outlook is None or outlook.lost:
+        return False
+    return max(0.0, wait_s) + (outlook.alone_s or 0.0) > outlook.left_s
 
 
 def _barred(state: State, job: Job) -> bool:
@@ -111,20 +121,31 @@ def _movers(state: State, now: float) -> tuple[Integers, Movers]:
 
 def _room(state: State, job: Job, now: float) -> list[str]:
     """Say that less important jobs may be asked to make room, and from when on; see ``preemption``."""
-    rules, standing = state.settings.rebalance, state.standing()
     if job.spec.job_id in state.moves.claims:
         return ["nothing need be done: GPUs are kept for it, and it starts once those on them have left"]
-    if _barred(state, job) or not rules.enabled:
+    wait_s, jobs = room_in(state, job, now)
+    if not jobs:
         return []
+    who = "1 job that can save and is" if len(jobs) == 1 else f"{len(jobs)} jobs that can save and are"
+    when = f"in {span(wait_s)} at the earliest" if wait_s > 0.0 else "where that gives it a place"
+    late = ", which is too late for its deadline" if too_late(job, now, wait_s) else ""
+    told = f"wait: {who} less important, or expected to have much more to do, may be asked to make room, {when}{late}"
+    if late and wait_s > job.queued_at + PATIENCE_S - now:
+        told += f": whoever has just started is left alone for {span(REST * state.settings.rebalance.move_cost_s)}"
+    return [told]
+
+
+def room_in(state: State, job: Job, now: float) -> tuple[float, list[str]]:
+    """Return in how many seconds others may be asked to make room for a waiting job, and the ids of these."""
+    rules, standing = state.settings.rebalance, state.standing()
+    if _barred(state, job) or not rules.enabled:
+        return 0.0, []
     rows, movers = _movers(state, now)
     most = most_valued(importance(job, now, standing), rules)
     important = may_be_asked(movers, job, standing, most, shorter=False)
     rows = rows[may_be_asked(movers, job, standing, most, shorter=True)]
     if not len(rows):
-        return []
+        return 0.0, []
     patience_s = PATIENCE_S if important.any() else before_shorter_s(rules)
     rested = float(np.min(state.savers.granted_at(rows))) + REST * rules.move_cost_s
-    wait_s = max(job.queued_at + patience_s, rested) - now
-    who = "1 job that can save and is" if len(rows) == 1 else f"{len(rows)} jobs that can save and are"
-    when = f"in {span(wait_s)} at the earliest" if wait_s > 0.0 else "where that gives it a place"
-    return [f"wait: {who} less important, or expected to have much more to do, may be asked to make room, {when}"]
+    return max(job.queued_at + patience_s, rested) - now, state.savers.ids(rows)

@@ -177,6 +177,17 @@ def _make_room_for(board: Board, job: Job, movers: Movers, *, shorter: bool) -> 
         return
 
 
+def would_leave(board: Board, job: Job, may: Sequence[Job]) -> list[Job]:
+    """Return those of these jobs that would have to leave for a waiting one to fit; none when that is not enough."""
+    mark, valued = board.statement.checkpoint(), sorted((board.value(each), each.seq, each) for each in may)
+    for places, group in _groups(board, job, [(value, each) for value, _, each in valued]):
+        leaving = _place_without(board, job, places, group)
+        if leaving is not None:
+            board.take_back(mark, job.spec.job_id)
+            return [each for _, each in leaving]
+    return []
+
+
 def _have_much_more_left(movers: Movers, job: Job, standing: Standing) -> Flags:
     """Which running jobs have ``MUCH_MORE`` times left what a waiting one wants, and have waited little."""
     more = _much_more(job, standing) <= movers.work_s

@@ -13,11 +13,13 @@ from itertools import chain
 from cotenant.forecasting.types import InterferencePredictor
 from cotenant.placement.engine import PlacementPolicy
 from cotenant.scheduler.core import separation
+from cotenant.scheduler.core.advice import room_in, too_late
 from cotenant.scheduler.core.board import REST, Board, loses_nothing
 from cotenant.scheduler.core.deadlines import MARGIN, Outlook, running_outlook, span
 from cotenant.scheduler.core.model import Job, JobState
 from cotenant.scheduler.core.moves import PATIENCE_S
-from cotenant.scheduler.core.priority import CLASS_POINTS
+from cotenant.scheduler.core.preemption import would_leave
+from cotenant.scheduler.core.priority import CLASS_POINTS, ordered
 from cotenant.scheduler.core.slowdowns import measured
 from cotenant.scheduler.core.state import State
 from cotenant.scheduler.core.turn import Turn
@@ -77,6 +79,8 @@ class _Way:
 def remedies(state: State, job: Job, now: float, policy: PlacementPolicy, predictor: InterferencePredictor) -> Remedies:
     """Return what can be said of a job; nothing of one that is alone or gets on as well as it wants.
 
+    Of one that waits: who could be suspended for it where the scheduler itself would be too late for its deadline.
+
     Args:
         state: The state; tried on, and left as it is.
         job: The job.
@@ -84,14 +88,28 @@ def remedies(state: State, job: Job, now: float, policy: PlacementPolicy, predic
         policy: The placement policy in force.
         predictor: The predictor in force.
     """
-    if job.state is not JobState.RUNNING:
+    if job.state not in (JobState.RUNNING, JobState.QUEUED):
         return Remedies()
     board = Board(Turn(state, now), policy, predictor)
     try:
+        if job.state is JobState.QUEUED:
+            return Remedies(helps=_in_time(board, job))
         case = _case(board, job)
         return Remedies() if case is None else _remedies(case, policy)
     finally:
         board.close()
+
+
+def _in_time(board: Board, job: Job) -> tuple[str, ...]:
+    """Return the commands that make room for the first in the queue before it is too late for its deadline."""
+    state, now = board.state, board.now
+    wait_s, jobs = room_in(state, job, now)
+    if not jobs or not too_late(job, now, wait_s) or too_late(job, now, 0.0):
+        return ()
+    if ordered((state.jobs[job_id] for job_id in state.queued), now, board.standing)[0] is not job:
+        return ()
+    leaving = would_leave(board, job, [state.jobs[job_id] for job_id in jobs])
+    return tuple(f"'cotenant suspend {each.spec.job_id}' to make room in time: it loses nothing" for each in leaving)
 
 
 def _case(board: Board, job: Job) -> _Case | None:
@@ -196,12 +214,10 @@ def _at(case: _Case, job: Job) -> float:
 
 
 def _when(case: _Case, way: _Way) -> str:
-    left_s, board = way.at - case.board.now, case.board
+    left_s, outlook = way.at - case.board.now, case.outlook
     when = f"in {span(left_s)} at the earliest" if left_s > 0.0 else "within seconds if that still pays"
-    outlook = case.outlook
-    late = case.at_risk and outlook is not None and left_s + (outlook.alone_s or 0.0) > outlook.left_s
-    rest = f" ({span(REST * board.rules.move_cost_s)} after its start)" if late else ""
-    return f"{when}{rest}, which is too late for its deadline" if late else when
+    late = case.at_risk and outlook is not None and max(0.0, left_s) + (outlook.alone_s or 0.0) > outlook.left_s
+    return f"{when}, which is too late for its deadline" if late else when
 
 
 def _may(case: _Case, way: _Way) -> str:

@@ -10,7 +10,7 @@ from scheduling import GIB, Driver, gone, half, host, on, profile, saver, settin
 
 from cotenant.configs.settings import AccountSettings, RebalanceSettings, SchedulingSettings, Settings
 from cotenant.scheduler.core import queries
-from cotenant.scheduler.core.events import Tick
+from cotenant.scheduler.core.events import SuspendRequested, Tick
 
 OPEN_IT = "have an administrator open it: its limit is 0 jobs"
 GIVE_BOTH = "give both gpu_memory and compute, so that the job need not take whole GPUs to be measured"
@@ -80,9 +80,10 @@ def test_a_higher_priority_is_suggested_only_to_whom_it_helps(
     """It was to everybody whose deadline was at risk: first in the queue, and of the highest class already."""
     driver = Driver(host())
     driver.run(spec("runs", isolation="hard", **runs))
+    driver.do(Tick(), after_s=1000.0)
     if ahead is not None:
         driver.submit(spec("other", isolation="hard", criticality=1.0, priority=ahead))
-    at_risk = {"deadline_s": driver.now + 115.0, "expected_duration_s": 100.0}
+    at_risk = {"deadline_s": driver.now + 1150.0, "expected_duration_s": 1000.0}
     driver.submit(spec("a", isolation="hard", priority=priority, **at_risk))
     assert queries.job(driver.core.state, "a").deadline.endswith("at risk")
     assert ("a higher priority" in helps(driver, "a")) is rises
@@ -136,6 +137,32 @@ class TestRoom:
         driver.run(saver("low", priority="low"))
         driver.submit(spec("high", priority="high", isolation="hard"))
         assert helps(driver, "high")[-1].endswith("in 5 min at the earliest")
+
+    @pytest.mark.parametrize(
+        ("rested_s", "duration_s", "late"),
+        [(0.0, 100.0, True), (250.0, 60.0, True), (250.0, 1000.0, False), (1000.0, 60.0, True), (1000.0, 600.0, False)],
+        ids=["has just started", "rests still", "rests not too long", "patience alone", "in time"],
+    )
+    def test_what_comes_too_late_for_a_deadline_is_said_to(
+        self, rested_s: float, duration_s: float, late: bool
+    ) -> None:
+        """A deadline in two minutes, and "wait: 1 job may be asked to make room, in 5 min"."""
+        driver = Driver(host(gpus=2))
+        driver.run(saver("low", priority="low"), half("other", isolation="hard"))
+        driver.do(Tick(), after_s=rested_s)
+        dated = {"deadline_s": driver.now + 1.15 * duration_s, "expected_duration_s": duration_s}
+        driver.submit(spec("high", priority="high", isolation="hard", **dated))
+        (told,) = (each for each in helps(driver, "high") if each.startswith("wait: 1 job that can save"))
+        assert (", which is too late for its deadline" in told) is late
+        assert ("whoever has just started is left alone for 5 min" in told) is (late and rested_s < 300.0)
+        core = driver.core
+        found = queries.explain(core.state, "high", driver.now, predictor=core.predictor, policy=core.policy)
+        assert ("'cotenant suspend low' to make room in time: it loses nothing" in found.would_help) is late
+        assert ("a higher priority" in found.would_help) is False
+        if late:
+            driver.do(SuspendRequested("low", "x"))
+            driver.do(gone(driver, "low"))
+            assert len(on(driver, "high")) == 1
 
     @pytest.mark.parametrize("why", ["does not save", "as important", "disabled", "over quota"])
     def test_nothing_is_promised_where_nobody_makes_room(self, why: str) -> None:
