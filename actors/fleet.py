@@ -21,6 +21,8 @@ from cotenant.scheduler.names import NAMESPACE, PRM, agent_name
 from cotenant.scheduler.views import ComponentHealth, Health
 
 PING_TIMEOUT_S = 2.0
+MOST_KNOWN = 10_000  # nodes whose kind is remembered
+SOME = 0.001  # of a resource that says of which kind a node is: what Ray itself asks for with accelerator_type
 
 
 class Fleet:
@@ -30,6 +32,7 @@ class Fleet:
         self._settings = settings
         self._agents: dict[str, Any] = {}
         self._resting = Resting()
+        self._kinds: dict[str, str] = {}  # of GPUs, by node, as Ray names them: also of nodes that it has removed
         self._lock = threading.Lock()
 
     @staticmethod
@@ -78,10 +81,17 @@ class Fleet:
 
     def resize(self, size: Size) -> None:
         """Ask Ray's autoscaler for a cluster of this size; give spare hosts back to it, or use them again."""
-        request_resources(bundles=[{"GPU": gpus} for gpus in size.bundles])
-        gpus = {node_id: node.gpus for node_id, node in live_nodes().items() if node.gpus}
+        nodes = {node_id: node for node_id, node in live_nodes().items() if node.gpus}
+        known = self._kinds | {node_id: node.kind for node_id, node in nodes.items()}
+        self._kinds = dict(list(known.items())[-MOST_KNOWN:])
+        bundles: list[dict[str, float]] = [{"GPU": gpus} for gpus in size.bundles]
+        for ask in () if size.unsure else size.particular:
+            kind = next((kind for node_id in ask.such_as if (kind := self._kinds.get(node_id))), "")
+            bundles.append({"GPU": ask.gpus} | ({kind: SOME} if kind else {}))
+        request_resources(bundles=bundles)
+        gpus = {node_id: node.gpus for node_id, node in nodes.items()}
         with self._lock:
-            self._resting.wake(size.to_come, gpus)
+            self._resting.wake(size.to_come, gpus, [(ask.gpus, ask.such_as) for ask in size.particular])
             self._resting.send_off(self._agents, size.spare, gpus)
 
     def health(self, silence: Mapping[str, float], note: str, models: str) -> Health:

@@ -8,14 +8,17 @@ import ray
 
 from cotenant.scheduler.errors import CotenantError
 
+_KIND = "accelerator_type:"
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A live Ray node. ``gpus`` is what Ray counts, whatever they are."""
+    """A live Ray node. ``gpus`` is what Ray counts, whatever they are; ``kind`` the resource it names their type by."""
 
     node_id: str
     gpus: int
     head: bool
+    kind: str = ""
 
 
 def live_nodes() -> dict[str, Node]:
@@ -25,6 +28,7 @@ def live_nodes() -> dict[str, Node]:
             node_id=node["NodeID"],
             gpus=int(node["Resources"].get("GPU", 0)),
             head="node:__internal_head__" in node["Resources"],
+            kind=next((name for name in node["Resources"] if name.startswith(_KIND)), ""),
         )
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]

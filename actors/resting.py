@@ -58,21 +58,27 @@ class Resting:
                 ray.kill(agent, no_restart=True)
                 del self._ending[host_id]
 
-    def wake(self, to_come: Sequence[int], gpus: Mapping[str, int]) -> None:
+    def wake(
+        self,
+        to_come: Sequence[int],
+        gpus: Mapping[str, int],
+        particular: Sequence[tuple[int, Collection[str]]] = (),
+    ) -> None:
         """Let as many nodes rest no more as the bundles need that no host has; the smallest on which they fit.
 
         Args:
             to_come: GPUs that are to be on one host together, by bundle.
             gpus: GPUs that Ray counts, of the nodes on which it counts some.
+            particular: The same where only some nodes will do, with their ids.
         """
         now = self._clock()
         self._woken = {host_id: woken for host_id, woken in self._woken.items() if now - woken[1] < WAKE_S}
         left = {host_id: there for host_id, (there, _) in self._woken.items()}
-        for bundle in sorted(to_come, reverse=True):
-            host_id = _smallest(left, bundle)
+        for bundle, only in [*particular, *((bundle, None) for bundle in sorted(to_come, reverse=True))]:
+            host_id = _smallest(left, bundle, only)
             if host_id is None:
                 resting = {node: gpus.get(node, 0) for node in self.nodes - self._ending.keys()}
-                if (host_id := _smallest(resting, bundle)) is None:
+                if (host_id := _smallest(resting, bundle, only)) is None:
                     continue  # a node that Ray adds
                 self.nodes.discard(host_id)
                 self._woken[host_id] = resting[host_id], now
@@ -90,7 +96,7 @@ def answered(answer: Any) -> Any:
         return False
 
 
-def _smallest(gpus: Mapping[str, int], least: int) -> str | None:
-    """Return the host with the fewest GPUs among those that have enough."""
+def _smallest(gpus: Mapping[str, int], least: int, only: Collection[str] | None) -> str | None:
+    """Return the host with the fewest GPUs among those that have enough, and of some only, if any are named."""
     enough = [(there, host_id) for host_id, there in gpus.items() if there >= least]
-    return min(enough)[1] if enough else None
+    return min((each for each in enough if only is None or each[1] in only), default=(0, None))[1]

@@ -213,6 +213,7 @@ _CLUSTER: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "quota_closed": _details,
     "gpus_never": _gpus_never,
     "gpus_to_come": _gpus_to_come,
+    "kind_to_come": lambda _: "wants GPUs that only hosts had which have left the cluster: such are asked for",
     "too_few_gpus": _too_few_gpus,
     "too_few_on_host": _too_few_on_host,
 }
@@ -272,6 +273,7 @@ _HELP: Mapping[FitErrorKind, Callable[[Sequence[FitError]], str]] = {
     "too_few_on_host": _says("allow the GPUs to lie on several hosts: gang cluster instead of host"),
     "gpus_never": _help_gpus,
     "gpus_to_come": _says("wait for nodes that Ray's autoscaler adds, if it has a node type as large"),
+    "kind_to_come": _says("wait for such a node, if Ray's autoscaler still has a node type with these GPUs"),
     "quota_gpus": _help_quota,
     "quota_whole": _says("give both gpu_memory and compute, so that the job need not take whole GPUs to be measured"),
     "quota_jobs": _help_quota,

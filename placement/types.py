@@ -145,6 +145,7 @@ FitErrorKind = Literal[
     "too_few_on_host",
     "gpus_never",
     "gpus_to_come",
+    "kind_to_come",
     "quota_gpus",
     "quota_whole",
     "quota_jobs",

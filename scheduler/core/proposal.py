@@ -14,8 +14,9 @@ from cotenant.placement.engine import PlacementPolicy
 from cotenant.placement.fleet import Fleet, Floats, Integers, Part
 from cotenant.placement.processors import keep_for, wait_for_others
 from cotenant.placement.statement import Statement
-from cotenant.placement.types import GpuView, NoFit, Placement, Request
+from cotenant.placement.types import FitError, GpuView, NoFit, Placement, Request
 from cotenant.scheduler.core.freezable import places_of
+from cotenant.scheduler.core.gone import empty_views, kinds_of
 from cotenant.scheduler.core.model import Job
 from cotenant.scheduler.core.quotas import QUOTA_KINDS, Quotas
 from cotenant.scheduler.core.requests import Key
@@ -172,14 +173,31 @@ class Proposal:
         return answer if answer.never else None
 
     def _until_it_grows(self, job: Job, refusal: NoFit) -> NoFit:
-        """Return the refusal of a job that only wants more GPUs than there are as one to wait with if more may come."""
+        """Return the refusal of a job as one to wait with if more GPUs may come, or such as were seen here before."""
         scaling = self.state.configured.scaling
         allowed = scaling.most_gpus is None or job.spec.hints.gpus <= scaling.most_gpus
-        few = [error for error in refusal.errors if error.kind == "gpus_never" and (error.available or 0.0) > 0.0]
-        if not scaling.enabled or not allowed or not few or job.only_host is not None:
+        if not scaling.enabled or not allowed or job.only_host is not None:
             return refusal
-        to_come = replace(few[0], kind="gpus_to_come", never=False)
-        return NoFit(refusal.job_id, (to_come, *(each for each in refusal.errors if each not in few)), never=False)
+        few = [error for error in refusal.errors if error.kind == "gpus_never" and (error.available or 0.0) > 0.0]
+        if few:
+            to_come = replace(few[0], kind="gpus_to_come", never=False)
+        elif self._fitted_once(job):
+            to_come = FitError("kind_to_come", None)
+        else:
+            return refusal
+        rest = (each for each in refusal.errors if each.kind != "gpus_never")
+        return NoFit(refusal.job_id, (to_come, *rest), never=False)
+
+    def _fitted_once(self, job: Job) -> bool:
+        """Whether a host that has left could have taken the job, or a share of one that may lie on several."""
+        request = self.state.request_of(job)
+        share = request if request.one_host else replace(request, gpus=1)
+        for host in kinds_of(self.state.gone):
+            views = [view for view in empty_views(host) if not (request.gpus > 1 and view.instance)]
+            answer = self.policy.place(share, views, self.predictor, self.packing, share.gpus)
+            if isinstance(answer, Placement):
+                return True
+        return False
 
     def _open_to(self, job: Job, request: Request) -> Sequence[GpuView]:
         """Return the GPUs the job may use; the fleet itself when it may use all."""

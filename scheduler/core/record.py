@@ -53,6 +53,7 @@ class Record:
     moves: Moves = field(default_factory=Moves)
     mix: Counts = field(default_factory=Counts)
     outgrown: dict[str, Outgrown] = field(default_factory=dict)
+    gone: dict[str, Host] = field(default_factory=dict)
 
 
 # The one-element tuple carries the configuration, which a bare dataclass cannot: infinities survive the round trip.

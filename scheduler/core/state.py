@@ -28,6 +28,7 @@ from cotenant.scheduler.core.accounts import Accounts
 from cotenant.scheduler.core.dated import Dated
 from cotenant.scheduler.core.deadlines import ends, expected_end
 from cotenant.scheduler.core.floor import Floor, mixed_places, view_of
+from cotenant.scheduler.core.gone import remember
 from cotenant.scheduler.core.line import Line
 from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec, JobState, Outgrown, Progress, Reservation
 from cotenant.scheduler.core.models import Models
@@ -47,7 +48,7 @@ KEPT_FINGERPRINTS = 10_000
 _WRITTEN_AS_IT_IS = (
     "configured", "settings", "now", "cycle", "next_seq", "profiles", "typed_profiles", "usage", "resize_memory",
     "reported_at", "ignored", "overlooked", "model_versions", "evidence_at", "progress", "reservation",
-    "deadlines_seen_at", "moves", "outgrown",
+    "deadlines_seen_at", "moves", "outgrown", "gone",
 )  # fmt: skip
 
 
@@ -67,6 +68,7 @@ class State:
         next_seq: Number of the next submission.
         jobs: All jobs by id, in order of submission; at most ``KEPT_ENDED_JOBS`` of them have ended.
         hosts: Known hosts by id.
+        gone: Hosts that have left, by id.
         gpus: Their GPUs by id.
         profiles: What is known of each fingerprint.
         typed_profiles: The same by GPU type, of programs that ran while the cluster had several.
@@ -98,6 +100,7 @@ class State:
     next_seq: int = 0
     jobs: dict[str, Job] = field(default_factory=dict)
     hosts: dict[str, Host] = field(default_factory=dict)
+    gone: dict[str, Host] = field(default_factory=dict)
     gpus: dict[str, Gpu] = field(default_factory=dict)
     profiles: dict[str, DemandProfile] = field(default_factory=dict)
     typed_profiles: dict[str, dict[str, DemandProfile]] = field(default_factory=dict)
@@ -208,9 +211,8 @@ class State:
 
     def standing(self) -> Standing:
         """Return what the order of the queue rests on besides the jobs."""
-        rules = self.settings.scheduling
-        factors = self.accounts.factors(rules, self.now)
-        return Standing(rules, factors["tenant"], factors["queue"])
+        factors = self.accounts.factors(self.settings.scheduling, self.now)
+        return Standing(self.settings.scheduling, factors["tenant"], factors["queue"])
 
     def end_of(self, job_id: str) -> tuple[float, float] | None:
         """Return when a job is expected to end and when at the latest, Unix seconds; None when nobody knows."""
@@ -325,6 +327,7 @@ class State:
     def drop_host(self, host_id: str) -> None:
         """Forget a host and its GPUs."""
         host = self.hosts.pop(host_id, None)
+        self.gone = self.gone if host is None else remember(self.gone, host)
         self.reported_at.pop(host_id, None)
         for gpu in self._gpus_of(host):
             self._drop_gpu(gpu.gpu_id)
@@ -466,8 +469,7 @@ class State:
 
     def _queue_anew(self, job_ids: Iterable[str]) -> None:
         """Bring in line what these waiting jobs ask."""
-        for job_id in list(job_ids):
-            job = self.jobs[job_id]
+        for job in [self.jobs[job_id] for job_id in job_ids]:
             self.line.put(job, self.key_of(job), max_slowdown(job.spec.hints, self.settings))
 
     def _account(self, job: Job) -> None:
@@ -485,8 +487,7 @@ class State:
         self._gpu_type = self._gpu_types[0] if len(self._gpu_types) == 1 else None
 
     def _host_of(self, gpu_id: str) -> str | None:
-        gpu = self.gpus.get(gpu_id)
-        return gpu.host_id if gpu else None
+        return self.gpus[gpu_id].host_id if gpu_id in self.gpus else None
 
     def _drop_gpu(self, gpu_id: str) -> None:
         del self.gpus[gpu_id]
@@ -496,5 +497,4 @@ class State:
 
     def _drop_oldest_ended(self) -> None:
         while len(self._ended) > KEPT_ENDED_JOBS:
-            _, _, job_id = heapq.heappop(self._ended)
-            del self.jobs[job_id]
+            del self.jobs[heapq.heappop(self._ended)[2]]

@@ -55,7 +55,7 @@ class ElasticShell(CoreShell):
             self._leave(next(number for number, host in enumerate(self._hosts) if host.host_id == host_id))
         there = sum(len(self.world.node_gpus[number]) for number in self._since)
         for number, gpus in enumerate(self.world.node_gpus):
-            if there >= sum(size.bundles):
+            if there >= sum(size.bundles) + sum(ask.gpus for ask in size.particular):
                 break
             if number not in self._since:
                 self._since[number] = now

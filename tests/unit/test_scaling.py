@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scaled import RULES, PlayedCluster, asked, scaled
 from scheduling import GIB, Driver, half, host, settings, spec
 
-from cotenant.actors import fleet, nodes, resting
+from cotenant.actors import fleet
 from cotenant.actors.scaling import EVERY_S, Scaler
 from cotenant.configs.settings import AccountSettings, ScalingSettings, SchedulingSettings
 from cotenant.scheduler.core.events import HostJoined, HostLost, HostUnreachable, Tick
-from cotenant.scheduler.core.model import Host
 from cotenant.scheduler.core.scaling import Ask, Load, ScalingMemory, Size, asks_of, decide, loads_of
 from cotenant.scheduler.simulation.elastic import ElasticShell
 from cotenant.scheduler.simulation.truth import NoInterference
 from cotenant.scheduler.simulation.workload import TraceJob, even_cluster, trace_of
 from cotenant.scheduler.simulation.world import World
 
-RULES = ScalingSettings(enabled=True, wait_s=30.0, idle_s=100.0)
 BUSY, IDLE, OLD = Load("busy", 4, True), Load("idle", 4, False), Load("old", 4, False)
 LONG_IDLE = ScalingMemory({"idle": 50.0, "old": 10.0})
 
@@ -77,19 +75,9 @@ def test_who_asks() -> None:
     driver.do(Tick(), after_s=40.0)
     driver.submit(spec("new"))
     assert asks_of(driver.core.state, RULES, driver.now) == [Ask(1, 0.4), Ask(1, 0.75), Ask(1)]
-    assert loads_of(driver.core.state) == [Load("h1", 1, True)]
+    assert loads_of(driver.core.state) == [Load("h1", 1, True, 0.0)]
     driver.do(HostUnreachable("h1", "silent"))
     assert loads_of(driver.core.state) == []
-
-
-def scaled(*hosts: Host, **rules: Any) -> Driver:
-    """A cluster that may grow."""
-    return Driver(*hosts, configured=settings().model_copy(update={"scaling": RULES.model_copy(update=rules)}))
-
-
-def asked(driver: Driver) -> list[Ask]:
-    driver.do(Tick(), after_s=40.0)
-    return asks_of(driver.core.state, RULES, driver.now)
 
 
 def test_jobs_ask_while_there_is_no_host_at_all() -> None:
@@ -170,67 +158,8 @@ def test_ray_is_told_again_and_again_and_not_all_the_time() -> None:
     assert told == [Size((2,), (), (2,))] * 3
 
 
-class _Cluster:
-    """A fleet over nodes that are played: their agents answer at once, what Ray is asked for is noted."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, scaling: bool = True, **gpus: int) -> None:
-        self.gpus, self.now = gpus, 0.0
-        self.asked: list[list[dict[str, Any]]] = []
-        self.agents: dict[str, _Agent] = {}
-        monkeypatch.setattr(fleet, "request_resources", self._ask)
-        for room in (fleet, nodes):
-            monkeypatch.setattr(room, "live_nodes", self._nodes)
-        monkeypatch.setattr(resting, "answered", lambda answer: answer)
-        monkeypatch.setattr(resting.ray, "kill", self._kill)
-        monkeypatch.setattr(fleet.ray, "get_actor", self._find)
-        self.fleet = fleet.Fleet(settings().model_copy(update={"scaling": ScalingSettings(enabled=scaling)}))
-        self.fleet._resting = resting.Resting(lambda: self.now)
-        self.fleet.ensure_agents()
-
-    def look(self, *spare: str, stay: tuple[int, ...] = (), to_come: tuple[int, ...] = ()) -> set[str]:
-        """One look of the scheduler; returns the nodes that have an agent after it."""
-        self.now += EVERY_S
-        self.fleet.resize(Size((*stay, *to_come), spare, to_come))
-        return self.fleet.ensure_agents()
-
-    def _nodes(self) -> dict[str, nodes.Node]:
-        return {name: nodes.Node(name, gpus, False) for name, gpus in self.gpus.items()}
-
-    def _ask(self, *, bundles: list[dict[str, Any]]) -> None:
-        self.asked.append(bundles)
-
-    def _find(self, name: str, _namespace: str) -> _Agent:
-        return self.agents.setdefault(name, _Agent())
-
-    def _kill(self, agent: _Agent, *, no_restart: bool) -> None:
-        assert no_restart
-        assert agent.ended, "what it started is ended first"
-        self.agents = {name: other for name, other in self.agents.items() if other is not agent}
-
-    def held(self, host_id: str) -> list[bool]:
-        return self.agents[fleet.agent_name(host_id)].held
-
-
-class _Agent:
-    """A handle of an actor that notes what it is told; ``busy``: a job has just been started there."""
-
-    def __init__(self) -> None:
-        self.held: list[bool] = []
-        self.busy = self.ended = False
-        self.hold_gpus = SimpleNamespace(remote=self._hold)
-        self.shut_down = SimpleNamespace(remote=self._shut_down)
-
-    def _hold(self, wanted: bool) -> bool:
-        self.held.append(wanted)
-        return not wanted and not self.busy
-
-    def _shut_down(self) -> tuple[str, ...]:
-        self.ended = True
-        return ()
-
-
 def test_ray_gets_bundles_of_gpus_and_spare_hosts_let_go_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = _Cluster(monkeypatch, stays=1, goes=1)
+    cluster = PlayedCluster(monkeypatch, stays=1, goes=1)
     for spare in (("goes",), ()):
         assert cluster.look(*spare, stay=(4, 1)) == {"stays", "goes"}
     assert cluster.asked == [[{"GPU": 4}, {"GPU": 1}]] * 2
@@ -240,7 +169,7 @@ def test_ray_gets_bundles_of_gpus_and_spare_hosts_let_go_of_theirs(monkeypatch: 
 
 def test_a_node_that_was_given_back_has_no_agent_until_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's autoscaler removes no node on which an actor lives: those that were given back stayed for ever."""
-    cluster = _Cluster(monkeypatch, stays=1, goes=1)
+    cluster = PlayedCluster(monkeypatch, stays=1, goes=1)
     assert cluster.look("goes", stay=(1,)) == {"stays", "goes"}
     assert cluster.look("goes", stay=(1,)) == {"stays"}
     assert cluster.fleet.why_gone("goes") == "given back to Ray"
@@ -258,7 +187,7 @@ def test_a_node_that_was_given_back_has_no_agent_until_it_is_wanted(monkeypatch:
 
 
 def test_an_agent_that_has_not_given_its_gpus_back_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = _Cluster(monkeypatch, starts=1)
+    cluster = PlayedCluster(monkeypatch, starts=1)
     cluster.agents[fleet.agent_name("starts")].busy = True
     for _ in range(3):
         assert cluster.look("starts") == {"starts"}
@@ -267,7 +196,7 @@ def test_an_agent_that_has_not_given_its_gpus_back_stays(monkeypatch: pytest.Mon
 
 def test_a_host_on_which_ray_counts_no_gpus_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody could ask for them again."""
-    cluster = _Cluster(monkeypatch, scaling=False, uncounted=0)
+    cluster = PlayedCluster(monkeypatch, scaling=False, uncounted=0)
     for _ in range(3):
         assert cluster.look("uncounted") == {"uncounted"}
 
@@ -277,7 +206,7 @@ def test_where_gpus_are_to_come_jobs_wait_for_them(
     monkeypatch: pytest.MonkeyPatch, scaling: bool, hosts: set[str]
 ) -> None:
     """With no GPU node yet the head's cores were taken for GPUs; what ran there was lost when the first node came."""
-    cluster = _Cluster(monkeypatch, scaling=scaling, head=0)
+    cluster = PlayedCluster(monkeypatch, scaling=scaling, head=0)
     assert cluster.look() == hosts
     cluster.gpus["new"] = 1
     assert cluster.look() == {"new"}
@@ -298,7 +227,7 @@ def test_where_gpus_are_to_come_jobs_wait_for_them(
 def test_no_more_nodes_are_woken_than_what_is_wanted_needs(
     monkeypatch: pytest.MonkeyPatch, to_come: tuple[int, ...], woken: set[str]
 ) -> None:
-    cluster = _Cluster(monkeypatch, one=1, two=2, eight=8)
+    cluster = PlayedCluster(monkeypatch, one=1, two=2, eight=8)
     for _ in range(3):
         cluster.look("one", "two", "eight")
     for _ in range(3):  # their agents have not reported yet
