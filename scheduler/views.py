@@ -78,6 +78,7 @@ class JobView(View):
 
     ``waits``: why it was not placed when it was last looked at; ``deadline``: whether it will make it; ``starts_over``:
     why what it has done is lost, while it is being suspended or moved. In words; empty when there is nothing to say.
+    ``deadline_at_risk``: it may miss its deadline, but need not; false when it cannot make it any more.
     ``stop_by``: until when (Unix seconds) it may save; what is left of it then is killed. None = nobody has asked.
     ``frozen``: where its processes are frozen; ``unfreezable``: why that has failed, so that it is not tried again;
     ``no_freezing``: why the hint ``checkpoint: driver`` counts as none, where the job is or could be, in words.
@@ -107,6 +108,7 @@ class JobView(View):
     colocations: list[ColocationView] = []
     waits: str = ""
     deadline: str = ""
+    deadline_at_risk: bool = False
     starts_over: str = ""
     stop_by: float | None = None
     frozen: FrozenView | None = None

@@ -15,7 +15,7 @@ from cotenant.placement.explain import memory_text, would_help
 from cotenant.scheduler.core import colocation, outgrown
 from cotenant.scheduler.core.accounts import KINDS, Account, Kind, busy, fair_share, name_of, terms_of
 from cotenant.scheduler.core.advice import more_help, outlook_of
-from cotenant.scheduler.core.deadlines import span, tell
+from cotenant.scheduler.core.deadlines import Outlook, span, tell
 from cotenant.scheduler.core.freezable import doubt
 from cotenant.scheduler.core.growth import refused_growth
 from cotenant.scheduler.core.interruptions import (
@@ -227,7 +227,7 @@ def explain(
         details.extend(interrupted(state, job, now))
         if job.lease is None and (why := doubt(state, job)):
             details.append(f"checkpoint: driver counts as none: {why}")
-        details.extend(_deadline(state, job, now))
+        details.extend(filter(None, [_deadline(outlook_of(state, job, now))]))
         details.extend(_accounts(state, job))
         details.extend(_where_numbers_come_from(state, job))
         details.extend(outgrown.tell(state, job))
@@ -338,10 +338,9 @@ def _count(gpus: int) -> str:
     return f"{gpus} GPU{'s' if gpus != 1 else ''}"
 
 
-def _deadline(state: State, job: Job, now: float) -> list[str]:
-    """Say whether the job will make its deadline; nothing without one."""
-    outlook = outlook_of(state, job, now)
-    return [] if outlook is None else [tell(outlook)]
+def _deadline(outlook: Outlook | None) -> str:
+    """Say whether a job will make its deadline; nothing without one."""
+    return "" if outlook is None else tell(outlook)
 
 
 def _accounts(state: State, job: Job) -> list[str]:
@@ -375,6 +374,7 @@ def _where_numbers_come_from(state: State, job: Job) -> list[str]:
 
 def _job_view(state: State, job: Job, controls: str) -> JobView:
     spec, usage, beside = job.spec, _usage_view(state, job, controls), has_neighbours(state, job)
+    outlook = None if job.state.terminal else outlook_of(state, job, state.now)
     predicted = predicted_throughput(job, state.now) if job.state.terminal else job.predicted if beside else None
     return JobView(
         job_id=spec.job_id,
@@ -403,7 +403,8 @@ def _job_view(state: State, job: Job, controls: str) -> JobView:
         frozen=frozen_view(state, job),
         unfreezable=job.unfreezable,
         no_freezing="" if job.state.terminal else doubt(state, job),
-        deadline="" if job.state.terminal else "".join(_deadline(state, job, state.now)),
+        deadline=_deadline(outlook),
+        deadline_at_risk=outlook is not None and outlook.at_risk,
         history=[HistoryView(at=change.at, state=change.state, reason=change.reason) for change in job.history],
         colocations=[_colocation_view(line) for line in job.colocation_log],
     )

@@ -24,7 +24,7 @@ from cotenant.scheduler.core.deadlines import (
     tell,
     waiting_outlook,
 )
-from cotenant.scheduler.core.events import JobExited, Tick
+from cotenant.scheduler.core.events import JobExited, StopRequested, Tick
 from cotenant.scheduler.core.model import Hints, Job, JobState, Lease, Progress
 from cotenant.scheduler.core.priority import held_urgency
 from cotenant.scheduler.core.state import State
@@ -242,3 +242,25 @@ def test_whose_deadline_weighs_otherwise_is_found_in_arrays_as_one_by_one(data: 
             want.add(job_id)
     assert dated.stirred(NOW, rules) == sorted(want)
     assert sorted(dated) == sorted(job_id for job_id, (job, _) in last.items() if job.lease is not None)
+
+
+@pytest.mark.parametrize(
+    ("deadline_in_s", "needs_s", "at_risk"),
+    [(1000.0, 100.0, False), (110.0, 100.0, True), (90.0, 100.0, False), (-5.0, 100.0, False), (None, 100.0, False)],
+    ids=["on time", "at risk", "cannot be met", "missed", "none"],
+)
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_program_need_not_read_words_to_know_of_a_risk(
+    deadline_in_s: float | None, needs_s: float, at_risk: bool, waits: bool
+) -> None:
+    driver = Driver(host())
+    if waits:
+        driver.run(spec("there", isolation="hard"))
+    deadline_s = None if deadline_in_s is None else driver.now + deadline_in_s + 1.0
+    driver.run(spec("j", isolation="hard", deadline_s=deadline_s, expected_duration_s=needs_s))
+    view = queries.job(driver.core.state, "j")
+    assert view.deadline_at_risk is at_risk
+    assert view.deadline.endswith("at risk") is at_risk
+    driver.do(StopRequested("j", "enough"), after_s=0.0)
+    if waits:
+        assert queries.job(driver.core.state, "j").deadline_at_risk is False
