@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,15 +31,20 @@ def read_changes(texts: Sequence[str]) -> dict[str, dict[str, object]]:
     return settings.read_changes(texts)
 
 
-def change(client: Client, changes: Changes) -> TuningView:
-    """Change settings, and say what that does beyond what was asked: tables that shrink, jobs that fail of it."""
+def change(client: Client, changes: Changes) -> tuple[TuningView, TuningView]:
+    """Change settings, and say what that does beyond what was asked: tables that shrink, jobs that fail of it.
+
+    Returns:
+        The settings before and after.
+    """
     note_dropped(client, changes)
+    before = client.tuning()
     waiting = {job.job_id for job in client.jobs(active_only=True) if not job.shares}
     view = client.change_tuning(changes)
     for job in client.jobs() if waiting else ():
         if job.job_id in waiting and job.not_placeable:
             _render.note(f"warning: job {job.job_id} waited and has failed: {job.reason}")
-    return view
+    return before, view
 
 
 def note_dropped(client: Client, changes: Changes) -> None:
@@ -88,9 +93,25 @@ def shown(views: Sequence[AccountView]) -> RenderableType:
 
 def tuning(view: TuningView) -> RenderableType:
     """Return the settings, one a line, as they are given."""
-    lines = [
-        f"{section}.{key}={value if isinstance(value, str) else json.dumps(value)}"
+    return _lines(f"{name}={value}" for name, value in _values(view).items())
+
+
+def news(before: TuningView, after: TuningView, changes: Changes) -> RenderableType:
+    """Return the settings that were to be changed, one a line, as they were and as they are."""
+    old, new = _values(before), _values(after)
+    names = [f"{section}.{key}" for section, keys in changes.items() for key in keys]
+    told = (f"{name}={new[name]} ({'was ' + old[name] if new[name] != old[name] else 'as before'})" for name in names)
+    return _lines(told)
+
+
+def _values(view: TuningView) -> dict[str, str]:
+    """Return all settings by name, as they are given."""
+    return {
+        f"{section}.{key}": value if isinstance(value, str) else json.dumps(value)
         for section, values in view.model_dump(mode="json").items()
         for key, value in values.items()
-    ]
+    }
+
+
+def _lines(lines: Iterable[str]) -> Text:
     return Text("\n".join(_render.plain(line) for line in lines))

@@ -340,8 +340,12 @@ def plan(view: PlanView) -> RenderableType:
             ", ".join(f"{name} {slowdown(factor)}" for name, factor in job.neighbours.items()) or "-",
             job.explanation,
         )
-    saving = Text(f"predicted packing saving: {percent(view.packing_saving_predicted)} (nothing was done)")
-    return Group(*([table] if view.jobs else []), *_affected(view), saving)
+    saving = view.packing_saving_predicted
+    told = "" if saving is None else f"predicted packing saving: {percent(saving)}"
+    if saving is None and view.jobs:
+        told = "no packing saving is predicted: none of these jobs would share a GPU now"
+    done = Text(f"{told} (nothing was done)" if told else "nothing was done")
+    return Group(*([table] if view.jobs else []), *_affected(view), done)
 
 
 def _affected(view: PlanView) -> list[RenderableType]:

@@ -409,8 +409,9 @@ def accounts(address: Address = None, as_json: AsJson = False) -> None:
 def settings(changes: _accounts.Changed = None, address: Address = None, as_json: AsJson = False) -> None:
     wanted = _accounts.read_changes(changes or [])
     with _client(address) as client:
-        view = _accounts.change(client, wanted) if wanted else client.tuning()
-    _render.print_json(view) if as_json else _render.out().print(_accounts.tuning(view))
+        before, view = _accounts.change(client, wanted) if wanted else (None, client.tuning())
+    told = _accounts.news(before, view, wanted) if before else _accounts.tuning(view)
+    _render.print_json(view) if as_json else _render.out().print(told)
 
 
 @app.command()

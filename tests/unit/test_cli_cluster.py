@@ -55,7 +55,12 @@ def test_settings_are_shown_and_changed(client: FakeClient) -> None:
     limits = "scheduling.tenants={ml: {most_gpus: 3}}"
     code, out, _ = invoke("settings", "placement.packing_bias=0.9", limits)
     assert code == 0
-    assert "placement.packing_bias=0.9\n" in out
+    assert out.splitlines()[0] == "placement.packing_bias=0.9 (was 0.5)"
+    assert out.splitlines()[1].startswith('scheduling.tenants={"ml": {')
+    assert out.splitlines()[1].endswith("(was {})")
+    assert len(out.splitlines()) == 2, "no other settings"
+    assert invoke("settings", "placement.packing_bias=0.9")[1] == "placement.packing_bias=0.9 (as before)\n"
+    assert len(json.loads(invoke("settings", "placement.packing_bias=0.9", "--json")[1])["placement"]) > 1
     assert client.current.scheduling.tenants["ml"].most_gpus == 3
     assert json.loads(invoke("settings", "--json")[1])["placement"]["packing_bias"] == 0.9
 

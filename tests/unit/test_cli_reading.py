@@ -77,6 +77,25 @@ def test_a_job_that_is_faster_than_alone_is_not_shown_as_a_slowdown(factor: floa
 
 
 @pytest.mark.parametrize(
+    ("jobs", "saving", "told"),
+    [
+        (1, 0.1, "predicted packing saving: 10% (nothing was done)"),
+        (1, 0.0, "predicted packing saving: 0% (nothing was done)"),
+        (1, None, "no packing saving is predicted: none of these jobs would share a GPU now (nothing was done)"),
+        (0, None, "nothing was done"),
+    ],
+)
+def test_a_plan_in_which_nobody_shares_says_so(jobs: int, saving: float | None, told: str) -> None:
+    """It said "predicted packing saving: -"."""
+    console = Console(width=300, record=True, file=io.StringIO())
+    planned = PlannedJob(
+        name="x", placeable="now", shares=[], slowdown_predicted=None, neighbours={}, explanation="alone"
+    )
+    console.print(_render.plan(PlanView(jobs=[planned] * jobs, packing_saving_predicted=saving)))
+    assert console.export_text().splitlines()[-1].strip() == told
+
+
+@pytest.mark.parametrize(
     ("displaced", "told"), [(0, "looked at)"), (2, "looked at; 2 would not get their GPUs again as it is")]
 )
 def test_a_plan_says_what_is_no_matter_of_the_settings(displaced: int, told: str) -> None:
