@@ -84,9 +84,13 @@ class _Walk:
         self._standing = self._state.standing()
         self._hopeless: list[Ask] = []
         self._scores: Floats | None = None
-        self._begin()
+        self._offered = np.zeros(len(self._line), dtype=np.bool_)
+        self._due = self._line.due(self._now)
+        self._offer_claimed()
+        self._screen_all()
 
-    def _begin(self) -> None:
+    def _screen_all(self) -> None:
+        """Note which asks may find a place. GPUs that were kept are open by now to whoever they may take besides."""
         line, state, fleet = self._line, self._state, self._proposal.fleet
         for ask in line.undescribed():
             job = state.jobs[next(iter(ask.jobs))]
@@ -102,16 +106,13 @@ class _Walk:
         self._refused = np.zeros(len(self._open), dtype=np.bool_)
         self._refused_early = self._refused.copy()
         self._narrowed = self._refused.copy()  # refused when some GPUs were closed to them
-        self._offered = np.zeros(len(line), dtype=np.bool_)
         self._cannot_hold = np.zeros(len(self._open), dtype=np.bool_)
         self._in_a_row = 0  # asks that were refused
-        self._due = line.due(self._now)
         self._held_open: Integers = np.zeros(0, dtype=np.int64)
         self._lets_in_early = self._screen(self._held_open)
 
     def go(self) -> list[Ask]:
         """Walk."""
-        self._offer_claimed()
         self._offer_to_holder()
         stops = self._stops()
         while stops:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scheduling import Driver, gone, host, measurement, on, profile, report, saver, sharer
+from scheduling import GIB, Driver, gone, host, measurement, on, profile, report, saver, sharer, spec
 
 from cotenant.configs.settings import (
     AccountSettings,
@@ -153,3 +153,19 @@ def test_nobody_is_moved_from_a_host_that_does_not_answer(way: str, aim: str) ->
     for _ in range(2):
         driver.do(Tick(), after_s=10.0)
     assert len(stopping(driver)) >= 1, "as soon as it answers somebody moves"
+
+
+@pytest.mark.parametrize("few_gpus", [0, walk.FEW_GPUS])
+def test_a_kept_gpu_is_offered_to_others_as_soon_as_whom_it_was_kept_for_is_there(
+    monkeypatch: pytest.MonkeyPatch, few_gpus: int
+) -> None:
+    """Nothing else may happen for long: whoever may share it would wait beside it."""
+    monkeypatch.setattr(walk, "FEW_GPUS", few_gpus)
+    driver = Driver(host("small", memory=4 * GIB), configured=SHARED)
+    driver.run(saver("a", gpu_memory=2 * GIB, compute=0.4))
+    driver.do(HostJoined(host("large")))
+    driver.do(MoveRequested("a", "x"))
+    driver.submit(spec("b", gpu_memory=5 * GIB, compute=0.4))
+    assert (driver.state("a"), driver.state("b")) == ("STOPPING", "QUEUED")
+    driver.do(gone(driver, "a", 0))
+    assert on(driver, "a") == on(driver, "b") == ["large-0"]
