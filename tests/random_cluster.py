@@ -225,7 +225,8 @@ class Cluster(RuleBasedStateMachine):
         queries.gpus(self.core.state)
         queries.hosts(self.core.state)
         for job_id in self.core.state.jobs:
-            queries.explain(self.core.state, job_id, self.now)
+            core = self.core
+            queries.explain(core.state, job_id, self.now, predictor=core.predictor, policy=core.policy)
             resources_view(self.core.state, self.core.state.jobs[job_id])
         assert self.core.state.to_json() == before
 

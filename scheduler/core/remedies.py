@@ -88,11 +88,12 @@ def remedies(state: State, job: Job, now: float, policy: PlacementPolicy, predic
         policy: The placement policy in force.
         predictor: The predictor in force.
     """
-    if job.state not in (JobState.RUNNING, JobState.QUEUED):
+    dated = job.state is JobState.QUEUED and job.spec.hints.deadline_s is not None
+    if job.state is not JobState.RUNNING and not dated:
         return Remedies()
     board = Board(Turn(state, now), policy, predictor)
     try:
-        if job.state is JobState.QUEUED:
+        if dated:
             return Remedies(helps=_in_time(board, job))
         case = _case(board, job)
         return Remedies() if case is None else _remedies(case, policy)
