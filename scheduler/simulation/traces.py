@@ -26,7 +26,7 @@ from cotenant.scheduler.simulation.published import (
     philly_week,
     tiresias,
 )
-from cotenant.scheduler.simulation.rows import LONGEST_S, SHORTEST_S, LeftOut, Row, open_text
+from cotenant.scheduler.simulation.rows import LONGEST_S, SHORTEST_S, LeftOut, Row, open_text, read_table
 from cotenant.scheduler.simulation.workload import MOST_GPUS, Trace, TraceJob, trace_of
 
 OWN_FORMAT, OWN_VERSION = "cotenant-trace", 1
@@ -69,8 +69,23 @@ _OWN = {
 }  # fmt: skip
 
 
+_NEEDED = {"job_id", "submit_s", "duration_s"}
+
+
 def own(path: Path) -> Iterator[tuple[Place, TraceJob]]:
-    """cotenant's own form (``docs/simulation.md``): JSON, one list of jobs with the fields of ``TraceJob``."""
+    """cotenant's own form (``docs/simulation.md``): jobs with the fields of ``TraceJob``, as JSON or as a table."""
+    with open_text(path) as lines:
+        is_json = lines.readline().lstrip().startswith(("{", "["))
+    for row in _listed(path) if is_json else read_table(path):
+        unknown = sorted(set(row.fields) - _OWN)
+        if unknown:
+            line, name = (None, row.line) if isinstance(row.line, str) else (1, "columns")
+            raise TraceError(path, line, name, unknown[0], f"only {', '.join(sorted(_OWN))}")
+        yield row.line, _own_job(row)
+
+
+def _listed(path: Path) -> Iterator[Row]:
+    """Yield the jobs of a JSON file, each field a number or a text."""
     document = _json(path)
     if not isinstance(document, dict) or document.get("format") != OWN_FORMAT:
         raise TraceError(path, None, "format", _part(document, "format"), repr(OWN_FORMAT))
@@ -83,36 +98,34 @@ def own(path: Path) -> Iterator[tuple[Place, TraceJob]]:
         place = f"jobs[{number}]"
         if not isinstance(fields, dict):
             raise TraceError(path, None, place, fields, "an object")
-        unknown = sorted(set(fields) - _OWN)
-        if unknown:
-            raise TraceError(path, None, place, unknown[0], f"only {', '.join(sorted(_OWN))}")
         row = Row(path, place, fields)
         for name, value in fields.items():
-            if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+            if name in _OWN and (isinstance(value, bool) or not isinstance(value, str | int | float | None)):
                 raise row.error(name, value, "a number or a text")
-        util, membw = row.optional("util"), row.optional("membw_util")
-        for name, value in (("util", util), ("membw_util", membw)):
-            if value is not None and value > 1.0:
-                raise row.error(name, value, "a fraction in [0, 1]")
-        weight = row.optional("weight", above=True)
-        yield (
-            place,
-            TraceJob(
-                job_id=row.text("job_id"),
-                submit_s=row.seconds("submit_s"),
-                gpus=1 if fields.get("gpus") is None else row.whole("gpus", 1),
-                duration_s=row.seconds("duration_s", above=True),
-                workload=str(fields.get("workload") or ""),
-                memory_bytes=0 if fields.get("memory_bytes") is None else row.whole("memory_bytes"),
-                util=util,
-                membw_util=membw,
-                estimate_s=row.optional_seconds("estimate_s"),
-                user=str(fields.get("user") or ""),
-                weight=1.0 if weight is None else weight,
-                max_slowdown=row.optional("max_slowdown", 1.0),
-                cpus=row.optional("cpus", above=True),
-            ),
-        )
+        yield row
+
+
+def _own_job(row: Row) -> TraceJob:
+    util, membw = row.optional("util"), row.optional("membw_util")
+    for name, value in (("util", util), ("membw_util", membw)):
+        if value is not None and value > 1.0:
+            raise row.error(name, value, "a fraction in [0, 1]")
+    weight = row.optional("weight", above=True)
+    return TraceJob(
+        job_id=row.text("job_id"),
+        submit_s=row.seconds("submit_s"),
+        gpus=row.whole("gpus", 1) if row.has("gpus") else 1,
+        duration_s=row.seconds("duration_s", above=True),
+        workload=str(row.fields.get("workload") or ""),
+        memory_bytes=row.whole("memory_bytes") if row.has("memory_bytes") else 0,
+        util=util,
+        membw_util=membw,
+        estimate_s=row.optional_seconds("estimate_s"),
+        user=str(row.fields.get("user") or ""),
+        weight=1.0 if weight is None else weight,
+        max_slowdown=row.optional("max_slowdown", 1.0),
+        cpus=row.optional("cpus", above=True),
+    )
 
 
 def _json(path: Path) -> object:
@@ -155,6 +168,7 @@ _COLUMNS = {  # by which a form is known; the first one counts
     "tiresias": {"num_gpu", "submit_time", "duration", "iterations", "model_name"},
     "openb": {"num_gpu", "gpu_milli"},
     "dlrm": {"instance_sn", "app_name", "gpu_request", "scheduled_time"},
+    OWN_FORMAT: _NEEDED,
 }
 
 
@@ -175,10 +189,7 @@ def recognise(path: Path) -> str:
     for name, own_columns in _COLUMNS.items():
         if own_columns <= columns:
             return name
-    tables = ", ".join(name for name in FORMATS if name != OWN_FORMAT)
-    raise TraceError(
-        path, 1, "columns", head.strip()[:80], f"the head of one of {tables}, or {OWN_FORMAT}, which is JSON"
-    )
+    raise TraceError(path, 1, "columns", head.strip()[:80], f"the head of one of {', '.join(FORMATS)}")
 
 
 def _unique(path: Path, jobs: Sequence[tuple[Place, TraceJob]]) -> list[TraceJob]:

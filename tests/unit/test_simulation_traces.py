@@ -202,7 +202,17 @@ def test_bad_rows_are_named(write: Callable[..., Path], column: str, value: str,
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (("a,b,c", "1,2,3"), "columns: 'a,b,c' is not accepted; give the head of one of philly-week, philly-sia"),
+        (("a,b,c", "1,2,3"), "columns: 'a,b,c' is not accepted; give the head of one of cotenant-trace, philly-week"),
+        (
+            ("job_id,submit_s,duration_s,colour", "a,0,10,red"),
+            "line 1: columns: 'colour' is not accepted; give only cpus",
+        ),
+        (("job_id,submit_s,duration_s,gpus", "a,0,10,1", "b,0,10,x"), "line 3: gpus: 'x' is not accepted"),
+        (("job_id,submit_s,duration_s", "a,0,0"), "line 2: duration_s: '0' is not accepted; give a number above 0"),
+        (
+            ("job_id,submit_s,duration_s", "a,0,1", "a,0,1"),
+            "line 3: job_id: 'a' is not accepted; give an id that line 2",
+        ),
         ((WEEK,), "rows: 0 is not accepted; give at least one job"),
         ((WEEK, "1,u,1"), "line 2: columns: 'too many or too few' is not accepted; give 12 as in the head"),
         ((OPENB, "b,1,1,1,460,V100,LS,Running,25,5,5"), "line 2: deletion_time: '5' is not accepted"),
