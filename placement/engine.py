@@ -86,7 +86,7 @@ class Cotenant:
             if empty.harm.min() > TOLERANCE:
                 every = empty.joined(looked.shared())
                 gentle = _gentle(every, float(empty.harm.min()))
-            chosen = choose(gentle, request, -gentle.harm, protect=True, bias=bias)
+            chosen = choose(gentle, request, -gentle.harm, protect=True, bias=0.0)  # slowdown counts in full here
             if chosen is not None:
                 return _placement(looked, chosen, settings, "empty, so that nobody is slowed")
         if every is None:

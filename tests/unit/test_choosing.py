@@ -169,6 +169,29 @@ class TestLinks:
         assert where(place(request(gpus=2), *cluster, waiting=2)) == ["g0", "g2"]
         assert where(place(request(gpus=3), *cluster, waiting=3)) == ["g0", "g1", "g2"]
 
+    @pytest.mark.parametrize(("longer", "expected"), [(1.09, ["a0", "a1"]), (1.11, ["b0", "c0"])])
+    @pytest.mark.parametrize("bias", [0.0, 0.5, 0.9])
+    @pytest.mark.parametrize(("name", "waiting"), [("cotenant", 2), ("cotenant", 99), ("exclusive", 2)])
+    def test_a_further_host_counts_like_a_tenth_of_slowdown(
+        self, name: str, waiting: int, bias: float, longer: float, expected: list[str]
+    ) -> None:
+        """Two slow GPUs of one host, or a fast one of each of two others; with and without empty ones for everybody."""
+        cluster = [replace(gpu(f"a{i}", host="a"), gpu_type="slow") for i in range(2)]
+        cluster += [gpu("b0", host="b"), gpu("c0", host="c")]
+        rules = {"speeds": {"slow": 1.0 / longer}, "packing_bias": bias}
+        assert where(place(request(gpus=2, one_host=False), *cluster, waiting=waiting, name=name, **rules)) == expected
+
+    @pytest.mark.parametrize(("longer", "expected"), [(1.04, ["g2", "g3"]), (1.06, ["g0", "g1"])])
+    @pytest.mark.parametrize("bias", [0.0, 0.5, 0.9])
+    @pytest.mark.parametrize(("name", "waiting"), [("cotenant", 2), ("cotenant", 99), ("exclusive", 2)])
+    def test_gpus_that_are_not_linked_count_like_half_of_that(
+        self, name: str, waiting: int, bias: float, longer: float, expected: list[str]
+    ) -> None:
+        cluster = [replace(gpu(f"g{i}"), island=island) for i, island in enumerate("xy")]
+        cluster += [replace(gpu(f"g{i}"), island="z", gpu_type="slow") for i in (2, 3)]
+        rules = {"speeds": {"slow": 1.0 / longer}, "packing_bias": bias}
+        assert where(place(request(gpus=2), *cluster, waiting=waiting, name=name, **rules)) == expected
+
     def test_seven_six_and_seven_of_eight_in_use(self) -> None:
         cluster = [
             gpu(f"{host}{i}", *([resident(f"r{host}{i}", exclusive=True)] if i < used else []), host=host)
