@@ -3,15 +3,19 @@
 Everything is kept in the state directory, so a restart of the actor forgets at most what was measured of the sets that
 are together at that moment, and told to the scheduler until it says that it has it. What is told of a set is always all
 that is known of it: the scheduler may hear it twice.
+
+A program that is found to go through phases has no rate alone, so what it did beside others was held against the rate
+of some phase. All of that is withdrawn: here, in the file, and from the scheduler until it says that it has heard it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.models import ModelShelf
@@ -20,14 +24,16 @@ from cotenant.configs.settings import PredictionSettings
 from cotenant.forecasting.datasets.observation_file import load_observations, save_observations
 from cotenant.forecasting.datasets.registry import Kind, ModelFileError
 from cotenant.forecasting.interference.evidence import KEPT_SETS, EvidenceBook
-from cotenant.forecasting.interference.observations import Observation, SetKey
+from cotenant.forecasting.interference.observations import Observation, Program, SetKey
 from cotenant.forecasting.pairing import PairTracker
 from cotenant.forecasting.types import DemandProfile, Signature
+from cotenant.scheduler.core.events import EvidenceGathered
 
 TELL_EVERY_S = 5.0  # the scheduler takes evidence in at a cost, so in lots
 ENOUGH_TO_TRAIN = 12  # measurements of sets since the last training
 ENOUGH_WINDOWS = 20_000  # for trained demand experts: five and a half hours of one job
 KEPT_VERSIONS = 10  # of each kind of model, beside the active one
+MOST_PROGRAMS = 20_000  # that go through phases, as many as profiles are kept of
 LONGEST_FILE = 5 * KEPT_SETS  # lines, before the file is written anew
 
 
@@ -48,7 +54,9 @@ class Evidence:
         self._tell = tell
         self._tracker = PairTracker()
         self._untold: dict[SetKey, None] = {}
-        self._unsaved: list[Observation] = []
+        self._phased: dict[Program, str] = {}  # which run shows it; empty: one that has ended
+        self._unheard: dict[Program, Program] = {}  # withdrawn; a new object each time it happens, as while it is told
+        self._unsaved: list[Observation | Program] = []
         self._sent_at = 0.0
         self._failing = False
         self._restore()
@@ -58,32 +66,79 @@ class Evidence:
         batch: WindowBatch,
         windows: Sequence[Signature],
         profiles: Mapping[str, DemandProfile],
+        phased: Collection[str] = (),
     ) -> list[Observation]:
-        """Take in one host's windows; returns what they show of jobs that share a GPU."""
+        """Take in one host's windows; returns what they show of jobs that share a GPU.
+
+        Args:
+            batch: What the host sent.
+            windows: Its windows.
+            profiles: What its jobs do alone, by job id.
+            phased: Those of its jobs that are found to go through phases.
+        """
         found = self._tracker.observe(batch.at, windows, profiles, batch.gpu_types)
-        self._keep(found)
-        return found
+        for job_id in phased:
+            self._tracker.discard(job_id)
+        return self._keep(found)
+
+    def see(self, job_id: str, program: Program, phased: bool) -> bool:
+        """Take in whether a run of a program is found to go through phases.
+
+        As long as one is, nothing is kept of the program's speed, and what was measured of that before is withdrawn.
+
+        Args:
+            job_id: The run; empty: an earlier one.
+            program: The program, on the type of GPUs where it runs.
+            phased: Whether it is found to.
+
+        Returns:
+            Whether that is new, so that something may have been withdrawn.
+        """
+        shown_by = self._phased.get(program)
+        if not phased:
+            if shown_by in {job_id, ""}:  # steady runs say nothing of one that still shows phases
+                del self._phased[program]
+            return False
+        self._phased[program] = shown_by or job_id
+        if shown_by is not None:
+            return False
+        if self.book.withdraw([program]):
+            self.since_training += ENOUGH_TO_TRAIN  # a model may have learnt from it
+        self._unsaved.append(program)
+        self._unheard[program] = replace(program)
+        for kept in (self._phased, self._unheard):
+            _trim(kept, MOST_PROGRAMS)
+        return True
 
     def forget(self, job_id: str) -> list[Observation]:
         """Drop a job that ended; returns what was not told yet."""
-        found = self._tracker.forget(job_id)
-        self._keep(found)
+        found = self._keep(self._tracker.forget(job_id))
+        for program in [program for program, shown_by in self._phased.items() if shown_by == job_id]:
+            self._phased[program] = ""
         return found
 
-    def due(self, now: float) -> tuple[Observation, ...]:
-        """Return what the scheduler has to be told now, seconds after the last time: all that it has not taken in."""
-        if not self._untold or 0.0 <= now - self._sent_at < TELL_EVERY_S:
-            return ()
+    def due(self, now: float) -> EvidenceGathered | None:
+        """Return what the scheduler has to be told now, seconds after the last time: all that it has not taken in.
+
+        None when there is nothing.
+        """
+        if not (self._untold or self._unheard) or 0.0 <= now - self._sent_at < TELL_EVERY_S:
+            return None
         self._sent_at = now
         known = {key: found for key in self._untold if (found := self.book.of(key)) is not None}
         self._untold = dict.fromkeys(known)  # what the book has forgotten need not be told
-        return tuple(known.values())
+        if not (known or self._unheard):
+            return None
+        return EvidenceGathered(tuple(known.values()), complete=True, withdrawn=tuple(self._unheard.values()))
 
-    def told(self, observations: Sequence[Observation]) -> None:
-        """The scheduler has taken these in; what was measured of a set since then is still to be told."""
-        for each in observations:
+    def told(self, event: EvidenceGathered) -> None:
+        """The scheduler has taken this in; what was measured or withdrawn since then is still to be told."""
+        for each in event.observations:
             if each.key is not None and self.book.of(each.key) is each:
                 self._untold.pop(each.key, None)
+        for program in event.withdrawn:
+            if self._unheard.get(program) is program:
+                del self._unheard[program]
 
     def save(self) -> None:
         """Append what is new to the file. When the disk is full it waits in memory, up to a limit."""
@@ -98,10 +153,13 @@ class Evidence:
             self._failing = False
             self._unsaved = []
 
-    def _keep(self, found: Sequence[Observation]) -> None:
-        self._note(found)
-        self._unsaved += found
-        self.since_training += len(found)
+    def _keep(self, found: Iterable[Observation]) -> list[Observation]:
+        """Keep what counts, and return it: a host that was not heard lately tells of a rate alone that is none."""
+        kept = [each for each in found if each.program not in self._phased]
+        self._note(kept)
+        self._unsaved += kept
+        self.since_training += len(kept)
+        return kept
 
     def _note(self, found: Sequence[Observation]) -> None:
         for each in found:
@@ -122,15 +180,21 @@ class Evidence:
             self._tell(problem)
         self.since_training = len(loaded.observations)
         self._note(loaded.observations)
+        self._unheard.update((each, each) for each in loaded.withdrawn)
         if len(loaded.observations) <= LONGEST_FILE:
             return
         try:
             fresh = self.path.with_suffix(".new")
             fresh.unlink(missing_ok=True)
-            save_observations(fresh, self.book.observations())
+            save_observations(fresh, [*loaded.withdrawn, *self.book.observations()])
             fresh.replace(self.path)
         except OSError as error:
             self._tell(f"{self.path} cannot be shortened ({error})")
+
+
+def _trim(kept: dict[Program, Any], most: int) -> None:
+    while len(kept) > most:
+        del kept[next(iter(kept))]
 
 
 class Training:

@@ -20,7 +20,7 @@ from cotenant.actors.messages import WindowBatch
 from cotenant.actors.models import ModelShelf
 from cotenant.actors.watch import PredictionLog, Watch
 from cotenant.configs.settings import Settings
-from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.interference.observations import Program
 from cotenant.forecasting.profiles import ProfileBook, on_type
 from cotenant.forecasting.signatures import accepted, brief
 from cotenant.forecasting.types import DemandProfile, Forecast, JobMeasurement, Signature
@@ -64,12 +64,15 @@ class Prm:
         self._shelf = ModelShelf(settings.prediction, folder)
         self._forecaster = ServingForecaster(settings.prediction, self._shelf)
         self._evidence = Evidence(folder / "evidence.jsonl", _log)
+        # What was saved before its program was found to go through phases, by this version or an older one.
+        for program in {each.program: None for each in self._evidence.book.observations()}:
+            self._evidence.see("", program, self._phased(None, program))
         store = store_folder(settings.signatures, folder) if settings.signatures.enabled else None
         log = PredictionLog(settings.signatures, folder) if settings.signatures.enabled else None
         self._watch = Watch(self._shelf, log, self._evidence.book.observations())
         self._training = Training(settings.prediction, self._shelf, folder, store)
         self._myself = _own_handle()
-        self._telling: tuple[Any, tuple[Observation, ...]] | None = None
+        self._telling: tuple[Any, EvidenceGathered] | None = None
         self._waiting: list[WindowBatch] = []
         self._saved_at = 0.0
         self._jobs: dict[str, deque[Signature]] = {}
@@ -197,12 +200,31 @@ class Prm:
             for signature in briefs
         }
         self._watch.windows(batch.host_id, briefs, batch.fingerprints)
-        observations = self._evidence.observe(batch, briefs, profiles)
+        observations = self._evidence.observe(batch, briefs, profiles, self._see_phases(batch, briefs))
         self._watch.slowdowns(batch.host_id, batch.at, observations)
         for device in batch.devices:
             readings = self._devices.setdefault(device.gpu_id, deque(maxlen=KEEP_WINDOWS))
             readings.append((batch.at, device.util, device.memory_bytes))
         return _Look(batch, briefs, profiles)
+
+    def _see_phases(self, batch: WindowBatch, signatures: Sequence[Signature]) -> set[str]:
+        """Return the jobs that are found to go through phases; what their programs did beside others is withdrawn."""
+        jobs: set[str] = set()
+        new: list[Program] = []
+        for signature in signatures:
+            job_id = signature.job_id
+            program = Program(batch.gpu_types.get(signature.gpu_id, ""), batch.fingerprints[job_id])
+            phased = self._phased(job_id, program)
+            if phased:
+                jobs.add(job_id)
+            if self._evidence.see(job_id, program, phased):
+                new.append(program)
+        self._watch.withdraw(new)
+        return jobs
+
+    def _phased(self, job_id: str | None, program: Program) -> bool:
+        job = None if job_id is None else on_type(job_id, program.gpu_type)
+        return self._book.goes_through_phases(job, on_type(program.fingerprint, program.gpu_type))
 
     def _profile(self, batch: WindowBatch, job_id: str, gpu_type: str) -> DemandProfile:
         fingerprint = batch.fingerprints[job_id]
@@ -230,7 +252,7 @@ class Prm:
     def _tell_evidence(self, scheduler: Any, now: float) -> None:
         """Tell what is due, one lot at a time: the next once the scheduler has answered, or is gone."""
         if self._telling is not None:
-            answer, told = self._telling
+            answer, event = self._telling
             if not ray.wait([answer], timeout=0)[0]:
                 return
             self._telling = None
@@ -239,10 +261,10 @@ class Prm:
             except (CotenantError, RayError) as error:  # told again a little later
                 _log(f"the scheduler did not take evidence in: {type(error).__name__}")
             else:
-                self._evidence.told(told)
+                self._evidence.told(event)
         due = self._evidence.due(now)
-        if due:
-            self._telling = scheduler.evidence.remote(EvidenceGathered(due, complete=True)), due
+        if due is not None:
+            self._telling = scheduler.evidence.remote(due), due
 
     def _forget_ended(self, batch: WindowBatch) -> None:
         present = {signature.job_id for signature in batch.signatures}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from cotenant.configs.settings import SignatureSettings
 from cotenant.forecasting.datasets.prediction_log import forecast_log, forecast_row, slowdown_log, slowdown_row
 from cotenant.forecasting.drift import Drift, DriftDetector
 from cotenant.forecasting.interference.evidence import EvidenceBook
-from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.interference.observations import Observation, Program
 from cotenant.forecasting.scoring import (
     PEAK_HORIZON_S,
     ForecastScores,
@@ -125,6 +125,11 @@ class Watch:
             self._predictor = informed(self._interference, self._book.observations())
         if self._log is not None and rows:
             self._log.slowdowns.add(host_id, rows)
+
+    def withdraw(self, programs: Collection[Program]) -> None:
+        """Have predictions be judged without what was measured of the speed of these programs."""
+        if programs and self._book.withdraw(programs):
+            self._predictor = informed(self._interference, self._book.observations())
 
     def _apart(self, row: ScoredForecast) -> bool:
         """Whether a forecast does not overlap with the last one of the job and quantity that was watched."""

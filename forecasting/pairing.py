@@ -219,6 +219,15 @@ class PairTracker:
             _trim(kept, self.most)
         return found
 
+    def discard(self, job_id: str) -> None:
+        """Drop what was measured of a job beside others and not emitted yet: its rate alone turned out to be none.
+
+        Unlike that of a job whose rate alone is still to come, it must not be held against one that comes later.
+        """
+        member = self._jobs.get(job_id)
+        if member is not None and member.together is not None:
+            member.together.blocks = Blocks()
+
     def forget(self, job_id: str) -> list[Observation]:
         """Drop a job that ended; returns what was measured of it and not emitted yet. Unknown ids are ignored."""
         member = self._jobs.pop(job_id, None)

@@ -184,9 +184,20 @@ class ProfileBook:
         chosen = own if _own_is_better(job.record if job else None, common) else known
         peaks = [peak for peak in (own.memory_bytes, known.memory_bytes) if peak is not None]
         rate = own.solo_step_rate if own.solo_step_rate is not None else known.solo_step_rate
-        if (job and job.record.varies) or (common and common.varies):
+        if self.goes_through_phases(job_id, fingerprint):
             rate = None  # what it is beside others would say nothing of these
         return replace(chosen, memory_bytes=max(peaks, default=None), solo_step_rate=rate)
+
+    def goes_through_phases(self, job_id: str | None, fingerprint: str) -> bool:
+        """Whether a job, or its class of runs, was seen to have several rates alone; False also while nobody can tell.
+
+        Args:
+            job_id: The job; None asks for its class of runs only.
+            fingerprint: Key of its class of runs.
+        """
+        job = self._jobs.get(job_id) if job_id is not None else None
+        common = self._classes.get(fingerprint)
+        return (job is not None and job.record.varies) or (common is not None and common.varies)
 
     def forget(self, job_id: str) -> None:
         """Drop what was kept for a job that ended; its fingerprint keeps what was learnt."""

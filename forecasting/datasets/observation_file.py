@@ -1,7 +1,7 @@
 """What a cluster measured of sets of jobs, on disk: one JSON object per line, only ever appended to.
 
 A line that cannot be read (cut short by a killed writer, of a newer cotenant, absurd) is skipped and told of; it never
-hides the others.
+hides the others. A line may also withdraw a program: what those before it say of the program's speed counts no more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.interference.observations import Observation, Program
 from cotenant.forecasting.types import DemandProfile, ProfileSource
 from cotenant.forecasting.versions import check_version
 
@@ -31,22 +31,32 @@ class LoadedObservations:
     """What was read from a file.
 
     Attributes:
-        observations: In the order of the file, so the oldest first.
+        observations: In the order of the file, so the oldest first; without those that were withdrawn later.
         problems: One text per line that was skipped: file, line and reason.
+        withdrawn: Programs that were withdrawn; what is there of them was measured later.
     """
 
     observations: tuple[Observation, ...]
     problems: tuple[str, ...]
+    withdrawn: tuple[Program, ...] = ()
 
 
-def save_observations(path: Path, observations: Iterable[Observation]) -> None:
+def save_observations(path: Path, observations: Iterable[Observation | Program]) -> None:
     """Append observations; the file is made when there is none. Several processes may append to the same file.
+
+    A program among them withdraws what came before it of the program's own speed. Readers that do not know such lines
+    yet skip them.
 
     Raises:
         OSError: The disk is full, or another reason not to write; nothing was written then.
     """
     lines = [
-        json.dumps({"schema_version": OBSERVATION_VERSION} | asdict(each), allow_nan=False) for each in observations
+        json.dumps(
+            {"schema_version": OBSERVATION_VERSION}
+            | ({"withdrawn": asdict(each)} if isinstance(each, Program) else asdict(each)),
+            allow_nan=False,
+        )
+        for each in observations
     ]
     if not lines:
         return
@@ -76,24 +86,33 @@ def load_observations(path: Path) -> LoadedObservations:
     """
     found: list[Observation] = []
     problems: list[str] = []
+    withdrawn: dict[Program, None] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                found.append(_observation(json.loads(line)))
+                read = _read(json.loads(line))
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:  # broken text: ValueError
                 problems.append(f"{path}, line {number}: skipped: {error}")
-    return LoadedObservations(tuple(found), tuple(problems))
+                continue
+            if isinstance(read, Program):
+                found = [each for each in found if each.program != read]
+                withdrawn[read] = None
+            else:
+                found.append(read)
+    return LoadedObservations(tuple(found), tuple(problems), tuple(withdrawn))
 
 
-def _observation(raw: object) -> Observation:
+def _read(raw: object) -> Observation | Program:
     if not isinstance(raw, dict):
         raise ValueError(f"{raw!r:.80} is not accepted; give an object with {', '.join(_FIELDS)}")
     if "schema_version" not in raw:
         raise ValueError("schema_version is missing")
     version = raw["schema_version"]
     check_version(version if isinstance(version, int) else -1, OBSERVATION_VERSION)
+    if "withdrawn" in raw:
+        return _program(raw["withdrawn"])
     missing = [name for name in _FIELDS if name not in raw]
     if missing:
         raise ValueError(f"{missing[0]} is missing")
@@ -102,6 +121,14 @@ def _observation(raw: object) -> Observation:
     numbers = {name: _number(name, raw[name]) for name in ("throughput", "low", "high", "seconds")}
     focal, others = _profile(raw["focal"]), tuple(_profile(each) for each in raw["others"])
     return Observation(raw["gpu_type"], focal, others, **numbers)
+
+
+def _program(raw: object) -> Program:
+    names = [raw.get(each.name) for each in fields(Program)] if isinstance(raw, Mapping) else []
+    texts = [name for name in names if isinstance(name, str)]
+    if len(texts) != len(fields(Program)):
+        raise ValueError(f"withdrawn: {raw!r:.80} is not accepted; give a GPU type and a fingerprint")
+    return Program(*texts)
 
 
 def _profile(raw: object) -> DemandProfile:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from cotenant.forecasting.interference.observations import MOST_THROUGHPUT, Observation, SetKey
+from cotenant.forecasting.interference.observations import MOST_THROUGHPUT, Observation, Program, SetKey
 
 KEPT_SETS = 1000  # (job, set) pairs; the least recently measured are forgotten
 THREE_ERRORS = 2.34  # three standard errors, in halves of an 80 % interval (1.28 standard errors each)
@@ -48,6 +48,18 @@ class EvidenceBook:
             return
         old = self._sets.pop(key, None)
         self._put(key, new if old is None else _together(old, new))
+
+    def withdraw(self, programs: Collection[Program]) -> bool:
+        """Forget how fast these programs were beside others; returns whether anything was known of that.
+
+        For those that are found to go through phases: their rates beside others were compared with that of whichever
+        phase they were in when they were alone. What their neighbours did beside them stays: these were compared with
+        rates of their own, and go on being measured, so that what one phase did to them is soon outweighed.
+        """
+        gone = [key for key, each in self._sets.items() if each.program in programs]
+        for key in gone:
+            del self._sets[key]
+        return bool(gone)
 
     def _put(self, key: SetKey, observation: Observation) -> None:
         self._sets[key] = observation

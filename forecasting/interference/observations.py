@@ -25,6 +25,14 @@ SetKey = tuple[str, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """A program on one type of GPUs: what it does there says nothing of another."""
+
+    gpu_type: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """One job's measured throughput while it shared a GPU.
 
@@ -61,6 +69,11 @@ class Observation:
     def key(self) -> SetKey | None:
         """By which the very same set is found again; None when a member has no fingerprint."""
         return set_key(self.gpu_type, self.focal, self.others)
+
+    @property
+    def program(self) -> Program:
+        """Whose throughput it is."""
+        return Program(self.gpu_type, self.focal.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class Core:
         if turn.models_changed:
             self._load_models()
             state.line.unsettle()
-        if self._has_news(turn):
+        if turn.evidence_withdrawn or self._has_news(turn):
             self._take_evidence_in(turn)
         self._look_at_deadlines(turn)
         hand_on(turn, turn.members_changed)

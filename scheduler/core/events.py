@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cotenant.configs.settings import PlacementSettings, RebalanceSettings, ResizeSettings, SchedulingSettings
-from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.interference.observations import Observation, Program
 from cotenant.forecasting.types import JobMeasurement
 from cotenant.scheduler.core.model import UNBOUND, AllocationAction, Bounds, Host, JobSpec, Resource
 
@@ -273,10 +273,13 @@ class EvidenceGathered:
         observations: What was measured.
         complete: Each is all that is known of its job and set, so hearing it again changes nothing; else it adds to
             what was told before.
+        withdrawn: Programs that were found to go through phases: what was told of their speed before this event counts
+            no more.
     """
 
     observations: tuple[Observation, ...]
     complete: bool = False
+    withdrawn: tuple[Program, ...] = ()
     kind: Literal["evidence_gathered"] = "evidence_gathered"
 
 

@@ -39,6 +39,7 @@ from cotenant.scheduler.core.events import (
     SuspendRequested,
     Tick,
 )
+from cotenant.scheduler.core.evidence import evidence_gathered
 from cotenant.scheduler.core.freezing import (
     FREEZE_TIMEOUT_S,
     blamed,
@@ -325,11 +326,6 @@ def models_changed(turn: Turn, event: ModelsChanged) -> None:
     turn.state.model_versions = dict(sorted(event.versions.items()))
     turn.models_changed = turn.dirty = True
     turn.measured.update(dict.fromkeys(turn.state.gpus))
-
-
-def evidence_gathered(turn: Turn, event: EvidenceGathered) -> None:
-    """Keep what was measured of jobs that share GPUs, for models that learn from it."""
-    turn.state.gathered.extend((observation, event.complete) for observation in event.observations)
 
 
 def _measured(turn: Turn, measurement: JobMeasurement) -> None:

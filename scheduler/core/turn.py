@@ -41,6 +41,7 @@ class Turn:
         members_changed: GPUs whose set of residents changed.
         measured: GPUs with new measurements.
         models_changed: Other models are to predict.
+        evidence_withdrawn: Something that predictions rest on counts no more.
         moves_wanted: Moves that somebody asked for.
         came: Ids of the jobs that have come to wait for a place, or have come back once they were resumed.
     """
@@ -52,6 +53,7 @@ class Turn:
         self.members_changed: dict[str, None] = {}
         self.measured: dict[str, None] = {}
         self.models_changed = False
+        self.evidence_withdrawn = False
         self.moves_wanted: list[MoveRequested] = []
         self.came: list[str] = []
         self._stops: list[StopJob] = []

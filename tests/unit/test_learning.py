@@ -55,10 +55,12 @@ def test_jobs_that_share_a_gpu_become_evidence_that_is_told_until_it_is_taken_in
     assert not evidence.due(0.0)
     found = together(evidence, range(40))
     lost = evidence.due(40.0)
-    assert found >= 2 == len(lost)
-    assert [each.throughput for each in lost] == pytest.approx([0.8] * 2)
-    assert {each.gpu_type for each in lost} == {"cpu-core"}
+    assert lost is not None
+    assert found >= 2 == len(lost.observations)
+    assert [each.throughput for each in lost.observations] == pytest.approx([0.8] * 2)
+    assert {each.gpu_type for each in lost.observations} == {"cpu-core"}
     told = evidence.due(40.0 + TELL_EVERY_S)
+    assert told is not None
     assert told == lost
     evidence.told(told)
     assert not evidence.due(100.0)
@@ -67,26 +69,32 @@ def test_jobs_that_share_a_gpu_become_evidence_that_is_told_until_it_is_taken_in
 def test_what_is_measured_while_the_scheduler_answers_is_told_as_well(evidence: Evidence) -> None:
     together(evidence, range(20))
     told = evidence.due(100.0)
+    assert told is not None
     together(evidence, range(20, 80))
     evidence.told(told)
     assert not evidence.due(100.0 + TELL_EVERY_S / 2)
     more = evidence.due(100.0 + TELL_EVERY_S)
-    assert [each.key for each in more] == [each.key for each in told]
-    assert all(new.seconds > old.seconds for new, old in zip(more, told, strict=True))
+    assert more is not None
+    assert [each.key for each in more.observations] == [each.key for each in told.observations]
+    both = zip(more.observations, told.observations, strict=True)
+    assert all(new.seconds > old.seconds for new, old in both)
 
 
 def test_after_a_restart_all_that_is_known_is_told_and_hearing_it_twice_changes_nothing(
     evidence: Evidence, said: list[str]
 ) -> None:
     together(evidence, range(80))
-    evidence.told(evidence.due(80.0))
+    told = evidence.due(80.0)
+    assert told is not None
+    evidence.told(told)
     evidence.save()
     again = Evidence(evidence.path, said.append)
     assert again.book.observations() == evidence.book.observations()
     core = EvidenceBook()
-    for _ in range(2):
-        for each in again.due(1e6):
-            core.take(each)
+    told = again.due(1e6)
+    assert told is not None
+    for each in 2 * told.observations:
+        core.take(each)
     assert core.observations() == evidence.book.observations()
     older = replace(core.observations()[0], throughput=0.1, low=0.1, seconds=1.0)
     core.take(older)
