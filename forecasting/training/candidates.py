@@ -11,7 +11,7 @@ the models are as good as each other chance alone would turn away every second c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from cotenant.forecasting.datasets.series_sources import newest, series_fingerpr
 from cotenant.forecasting.interference.bundle import InterferenceModels
 from cotenant.forecasting.interference.evidence import EvidenceBook
 from cotenant.forecasting.interference.model import PairModel
-from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.interference.observations import Observation, Program
 from cotenant.forecasting.interference.rule import UtilisationRule
 from cotenant.forecasting.interference.table import Floats
 from cotenant.forecasting.training.demand_artefact import DemandArtefact
@@ -109,7 +109,12 @@ def newest_groups(names: Sequence[str]) -> list[set[str]]:
 
 
 def compare_interference(
-    measured: Sequence[Observation], active: ActivePairs | None, origin: Origin, mode: Mode | None = None
+    measured: Sequence[Observation],
+    active: ActivePairs | None,
+    origin: Origin,
+    mode: Mode | None = None,
+    *,
+    withdrawn: Collection[Program] = (),
 ) -> Comparison:
     """Fit interference models to the pairs of the active ones and to what the cluster has measured.
 
@@ -120,6 +125,7 @@ def compare_interference(
         active: What is active; None = the utilisation rule.
         origin: For the card of a candidate.
         mode: How GPUs are shared; None: which mean fits better is found out, since hosts and jobs may differ in it.
+        withdrawn: Programs of whose speed only what is in ``measured`` counts, not what the active models know.
 
     Raises:
         TooLittle: Too little was measured.
@@ -132,7 +138,8 @@ def compare_interference(
     if active is not None and own.fingerprint in {each.fingerprint for each in active.card.data}:
         return Comparison(f"nothing was measured since {active.card.version}", {}, {}, None)
     new = {each.key for each in mine}
-    every = [*([each for each in _known_pairs(active.models) if each.key not in new] if active else []), *mine]
+    known = [] if active is None else _known_pairs(active.models)
+    every = [*(each for each in known if each.key not in new and each.program not in withdrawn), *mine]
     every_round = (_round(held, mine, every, active, mode) for held in newest_groups(order))
     rounds = [each for each in every_round if each is not None]
     if not rounds:

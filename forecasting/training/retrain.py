@@ -97,7 +97,7 @@ def _interference(registry: Registry, evidence: Path, origin: Origin) -> Compari
     active = None
     if version is not None:
         active = ActivePairs(load_interference(registry, version), registry.card("interference", version))
-    return compare_interference(loaded.observations, active, origin)
+    return compare_interference(loaded.observations, active, origin, withdrawn=loaded.withdrawn)
 
 
 def _demand(registry: Registry, store: Path, origin: Origin, options: TrainingOptions) -> Comparison:

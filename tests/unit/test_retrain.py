@@ -21,9 +21,10 @@ from interference_tables import measured
 from trained_trees import add_trees
 
 from cotenant.forecasting.datasets.observation_file import save_observations
+from cotenant.forecasting.datasets.pair_sources import observations_of
 from cotenant.forecasting.datasets.registry import SHIPPED, DemandExperts, Registry, load_demand, load_interference
 from cotenant.forecasting.datasets.signature_store import SignatureStore
-from cotenant.forecasting.interference.observations import Observation
+from cotenant.forecasting.interference.observations import Observation, Program
 from cotenant.forecasting.interference.physics import SHARES_START, queue, shares
 from cotenant.forecasting.signatures import to_row
 from cotenant.forecasting.training import candidates, retrain
@@ -108,6 +109,32 @@ def test_later_models_keep_what_earlier_ones_knew(
     assert set(models.models) == {"cpu-core", "gpu-x", "gpu-y"}
     assert "conv-0" in models.models["gpu-x"].table.jobs.ids
     assert [each.source for each in registry.card("interference", line["version"]).data].count(OWN_DATA) == 1
+
+
+def test_what_was_withdrawn_is_not_carried_on_by_the_model_that_has_learnt_it(
+    registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {each.focal.fingerprint for each in here()}
+    gone = here()[0].focal.fingerprint
+    evidence = tmp_path / "evidence.jsonl"
+    for each in here():
+        slow = replace(each, throughput=0.03, low=0.02, high=0.04)
+        save_observations(evidence, [slow if each.focal.fingerprint == gone else each])
+    assert run(registry.root, evidence) == 0
+    learnt = told(capsys)["version"]
+    save_observations(evidence, [Program("gpu-x", gone)])
+    assert run(registry.root, evidence) == 0
+    line = told(capsys)
+    assert line["adopted"], line["reason"]
+
+    def focal(version: str) -> set[str]:
+        table = load_interference(registry, version).models["gpu-x"].table
+        return {each.focal.fingerprint for each in observations_of(table, "gpu-x")}
+
+    assert focal(learnt) == known
+    assert focal(line["version"]) == known - {gone}
+    table = load_interference(registry, line["version"]).models["gpu-x"].table
+    assert gone in table.jobs.ids  # as a neighbour
 
 
 def test_measurements_without_a_law_are_not_adopted_over_a_good_model(
