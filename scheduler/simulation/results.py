@@ -154,7 +154,7 @@ def _fairness(world: World, ended: list[Run]) -> dict[str, Any]:
     known = ratios[~np.isnan(ratios)]
     return {
         "jain": jain(rates),
-        "finish_time_fairness": _spread(known) | {"unfair": float(np.mean(known > 1.0))},
+        "finish_time_fairness": _spread(known) | {"unfair": float(np.mean(known > 1.0 + _DUST))},
     }
 
 

@@ -15,7 +15,7 @@ from cotenant.actors.scaling import EVERY_S, Scaler
 from cotenant.configs.settings import AccountSettings, ScalingSettings, SchedulingSettings
 from cotenant.scheduler.core.events import HostJoined, HostLost, HostUnreachable, Tick
 from cotenant.scheduler.core.scaling import Ask, Load, ScalingMemory, Size, asks_of, decide, loads_of
-from cotenant.scheduler.simulation.elastic import ElasticShell
+from cotenant.scheduler.simulation.elastic import LOOK_S, ElasticShell
 from cotenant.scheduler.simulation.truth import NoInterference
 from cotenant.scheduler.simulation.workload import TraceJob, even_cluster, trace_of
 from cotenant.scheduler.simulation.world import World
@@ -250,6 +250,8 @@ def test_a_simulated_cluster_grows_for_a_burst_and_shrinks_after_it() -> None:
     assert all(run.ended_at is not None for run in world.runs)
     up = dict(zip(world.timeline.at, world.timeline.up, strict=True))
     assert (min(up.values()), max(up.values())) == (2, 8)
+    grown_at = min(at for at, gpus in up.items() if gpus > 2)
+    assert 1000.0 + 30.0 + 120.0 <= grown_at <= 1000.0 + 30.0 + LOOK_S + 120.0  # asked for, and then on its way
     last = max(run.ended_at or 0.0 for run in world.runs)
     assert 1.0 * last < shell.node_hours * 3600.0 < 2.0 * last < 4.0 * last
     assert next(run for run in world.runs if run.job.job_id == "b7").started_at <= 1000.0 + 300.0 + 200.0  # type: ignore[operator]

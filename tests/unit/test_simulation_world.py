@@ -278,8 +278,17 @@ def test_figures_by_hand() -> None:
 
 
 def test_who_waits_for_another_is_treated_unfairly() -> None:
-    fair = finish_time_fairness(run("fifo", [job("a"), job("b")]).world)
+    result = run("fifo", [job("a"), job("b")])
+    fair = finish_time_fairness(result.world)
     assert fair == pytest.approx([100 / 200, 200 / 150])  # b: two wanted the GPU for 100 of its 200 s
+    assert result.summary()["finish_time_fairness"]["unfair"] == 0.5
+
+
+def test_rounding_errors_are_no_unfairness() -> None:
+    """Jobs at odd times that never wait and share nothing."""
+    fair = run("fifo", [job(f"j{n}", 1e6 * (n / 7.0 % 1.0), 7.0 + n / 3.0) for n in range(60)], gpus=60).summary()
+    assert fair["finish_time_fairness"]["max"] != 1.0
+    assert fair["finish_time_fairness"]["unfair"] == 0.0
 
 
 @pytest.mark.parametrize(("values", "want"), [([1.0, 1.0], 1.0), ([1.0, 0.0], 0.5), ([3.0], 1.0)])
