@@ -2,8 +2,9 @@
 
 Every job has a measured configuration; what a pair really does is a table the policies do not see. Ours is told
 predictions made without the job's model family (``n_predicted_lof``) and learns from what it measures: utilisation and
-memory after 6 s, throughputs of jobs together after 60 s, with 3 % noise and a second of delay. A variant is told the
-truth, to show the head-room. Suspending or moving costs 60 s of work.
+memory after 6 s, throughputs of jobs together after 60 s, with 3 % noise and a second of delay. A variant is told what
+its own model predicts, fitted without the job's family too (``peers_model.py``), and one the truth, to show the
+head-room. Suspending or moving costs 60 s of work.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from common import Row
+from peers_model import predicted_pairs
 from peers_work import (
     COMPLETION,
     PROCESSOR,
@@ -44,6 +46,7 @@ FULL, HALF = 0.94, 0.5  # utilisation of heavy models and more, of light ones an
 PEERS = ("fifo", "sjf", "qssf", "tiresias", "srtf", "lucid", "threshold", "static", "first-fit", "best-fit")
 PREEMPTING_AND_SHARING = ("tiresias", "srtf", "lucid", "threshold")
 SEEDS = (1, 2, 3)
+OWN_MODEL, TOLD = "cotenant, its own model", "cotenant, told the truth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ _OURS: Mapping[str, Goals] = {
     "cotenant, no estimates": {},
     "cotenant, never suspending": {},
     "cotenant, never suspending, no estimates": {},
-    "cotenant, told the truth": {},
+    OWN_MODEL: {},
+    TOLD: {},
 }
 QUICK = Case(
     "one sample of the Philly week, 8 GPUs", 8, goals=_OURS, peers=("srtf", "lucid"), sampled=True, seeds=SEEDS[:1]
@@ -112,6 +116,7 @@ CASES = (
             "cotenant, no estimates": {COMPLETION: "<= 4870"},
             "cotenant, never suspending": {COMPLETION: "<= 5050"},
             "cotenant, never suspending, no estimates": {COMPLETION: "<= 5080"},
+            OWN_MODEL: {},
         },
     ),
     Case("Philly week, 304 GPUs, pessimistic truth", 304, column="n_pessimistic", peers=("lucid", "threshold")),
@@ -148,7 +153,7 @@ def settings_of(method: str) -> Settings:
 def ours(case: Case) -> list[str]:
     """Return our methods for this case."""
     named = list(case.goals)
-    return list(dict.fromkeys([*named, "cotenant"] + (["cotenant, told the truth"] if case.gpus == 304 else [])))
+    return list(dict.fromkeys([*named, "cotenant"] + ([TOLD] if case.gpus == 304 else [])))
 
 
 def week(selection: Selection, case: Case, seed: int) -> Trace:
@@ -180,8 +185,9 @@ def simulate(selection: Selection, case: Case, method: str, seed: int = 0) -> Re
     if method in POLICIES:
         return baseline(scenario, POLICIES[method]())
     told = TablePredictor(truth, error=0.0)
-    if "told the truth" not in method:
-        told = TablePredictor(PairTable(load_pairs(table, "n_predicted_lof"), utils))
+    if method != TOLD:
+        own = predicted_pairs(selection.data) if method == OWN_MODEL else load_pairs(table, "n_predicted_lof")
+        told = TablePredictor(PairTable(own, utils))
     return shipped_core(scenario, settings=settings_of(method), models=only(told), sensing=Sensing(seed=seed))
 
 
