@@ -38,6 +38,7 @@ class Row:
         spread: The figure's spread in the same unit (standard deviation unless the benchmark says otherwise).
         goal: A comparison such as ``"<= 0.040"``, in ``unit``, or None.
         met: Whether the goal is met; worked out from ``goal`` when it is None.
+        commit: Of the checkout it was measured with, where that is not the report's: it was kept from an earlier one.
     """
 
     case: str
@@ -48,6 +49,7 @@ class Row:
     spread: float | None = None
     goal: str | None = None
     met: bool | None = None
+    commit: str | None = None
 
 
 def meets(goal: str, value: float) -> bool:
@@ -141,6 +143,8 @@ def _judged(row: Row) -> dict[str, Any]:
     record = asdict(row)
     if row.goal is not None and row.met is None:
         record["met"] = meets(row.goal, row.value)
+    if row.commit is None:
+        del record["commit"]
     return record
 
 

@@ -6,19 +6,26 @@ Where the smallest throughput leaves a choice ours takes the largest sum, so the
 Ours is the shipped core, on the jobs at once with the aim makespan too: told the throughputs alone on every type (as
 after earlier runs of the programs) and, of pairs, the truth; or only the mean of all pairs, and then what it measures.
 Beside it stands an integer program over jobs, pairs and types that the simulator has and the core has not: what
-assigning everybody anew at every change, gangs over several hosts too, is worth.
+assigning everybody anew at every change, gangs over several hosts too, is worth. When the last of the jobs at once can
+end at the earliest says a linear program that may divide all time as it likes, told lengths and pairs.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
 from common import Row
 from peers_work import COMPLETION, MAKESPAN, Selection, changed, figures
 
+from cotenant.placement.shares import TOLERANCE
+from cotenant.scheduler.core.choices import Choices
 from cotenant.scheduler.core.models import only
+from cotenant.scheduler.core.prices import prices_of_work
 from cotenant.scheduler.simulation.policies.assignment import Assignment
 from cotenant.scheduler.simulation.policies.gavel import Gavel
 from cotenant.scheduler.simulation.predictors import TablePredictor
@@ -37,6 +44,7 @@ QUICK_JOBS = 20
 TOLD, LEARNS = "cotenant, told the pairs, job lengths", "cotenant, learns the pairs, job lengths"
 UNKNOWN = "cotenant, told the pairs, no job lengths"
 COMPLETION_AIM, MAKESPAN_AIM = "completion", "makespan"
+USUAL_LIMIT = 1.5  # times: the accepted slowdown where nobody says another
 PATIENT = 2.0  # times, that jobs accept to be slowed down in place of the usual 1.5
 JCT, TOTAL = "max_min_fairness", "minimize_makespan"
 CASES = {JCT: "Gavel's 96 jobs", TOTAL: "Gavel's 100 jobs at once"}
@@ -77,9 +85,40 @@ def gavel(selection: Selection) -> Iterator[Row]:
         trace = truth.in_seconds(load(selection.data / "traces" / "gavel" / f"{name}.trace", "gavel"))
         if selection.quick:
             trace = Trace(trace.name, trace.jobs[:QUICK_JOBS])
+        if name == TOTAL:
+            yield from _earliest(selection, case, trace, truth)
         yield from _reproduced(selection, case, name, trace, truth)
         yield from _assigned(selection, case, name, trace, truth)
         yield from _shipped(selection, case, name, trace, truth)
+
+
+def _earliest(selection: Selection, case: str, trace: Trace, truth: GavelTruth) -> Iterator[Row]:
+    """When all is done at the earliest: with any pairs, and with those that slow nobody down beyond the usual limit."""
+    for most, limit in ((math.inf, "any pairs"), (USUAL_LIMIT, f"nobody slowed down more than {USUAL_LIMIT:g} times")):
+        method = f"linear program, {limit}"
+        if selection.wants(case, method):
+            yield Row(case, method, MAKESPAN, _bound(trace, truth, most), "s")
+
+
+def _bound(trace: Trace, truth: GavelTruth, most: float) -> float:
+    """Return the optimum of ``prices_of_work``'s program: by duality the sum of prices times what is left."""
+    jobs, found = trace.jobs, list[tuple[float, ...]]()
+    alone = np.array([[truth.alone(job.workload, kind, job.gpus) for kind, _ in GPUS] for job in jobs])
+    fastest = alone.max(axis=1)
+    speed = alone / fastest[:, None]
+    for part, (kind, _) in enumerate(GPUS):
+        able = np.flatnonzero(alone[:, part] > 0.0).tolist()
+        found += [(one, -1, part, speed[one, part], 0.0) for one in able]
+        for one, other in itertools.combinations(able, 2):
+            if jobs[one].gpus == jobs[other].gpus:
+                n = truth.together((jobs[one].workload, jobs[other].workload), kind)
+                if min(n) * most >= 1.0 - TOLERANCE and sum(n) > 1.0:
+                    found.append((one, other, part, speed[one, part] * n[0], speed[other, part] * n[1]))
+    first, second, parts = np.array([each[:3] for each in found], dtype=np.int64).T
+    speeds = np.array([each[3:] for each in found]).T
+    left_s = np.array([job.duration_s for job in jobs]) / fastest
+    gpus, there = np.array([job.gpus for job in jobs]), np.array([count for _, count in GPUS])
+    return float(prices_of_work(Choices(first, second, parts, *speeds), left_s, gpus, there) @ left_s)
 
 
 def _reproduced(selection: Selection, case: str, name: str, trace: Trace, truth: GavelTruth) -> Iterator[Row]:

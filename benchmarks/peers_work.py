@@ -122,9 +122,10 @@ def changed(changes: Mapping[str, Mapping[str, object]]) -> Settings:
 
 
 def kept(path: Path | None, rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of an earlier report that were not measured again now (by case and method)."""
+    """Return the rows of an earlier report that were not measured again now (by case and method), with its commit."""
     if path is None or not path.exists():
         return []
     again = {(row.case, row.method) for row in rows}
-    earlier = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return [Row(**row) for row in earlier if (row["case"], row["method"]) not in again]
+    earlier = json.loads(path.read_text(encoding="utf-8"))
+    rest = [row for row in earlier["rows"] if (row["case"], row["method"]) not in again]
+    return [Row(**{"commit": earlier["commit"]} | row) for row in rest]
