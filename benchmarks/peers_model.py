@@ -8,18 +8,24 @@ from a fit to all pairs, in none of which they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+from common import Row, spread_over
 from interference import fitted
 from interference_sets import published
+from peers_work import Selection
 
 from cotenant.forecasting.interference.table import Jobs
 from cotenant.forecasting.training.interference import fit_pairs
+from cotenant.scheduler.simulation.rows import read_table
+from cotenant.scheduler.simulation.tables import load_pairs
 from cotenant.scheduler.simulation.traces import load
 
 LEAST_N = 1e-3
+OWN_MODEL, COLUMN = "cotenant, its own model", "n_predicted_lof"
 
 
 @cache
@@ -42,6 +48,25 @@ def predicted_pairs(data: Path) -> dict[tuple[str, str], float]:
         for one, beside, n in zip(focal.tolist(), other.tolist(), said.tolist(), strict=True):
             found[jobs.ids[one], jobs.ids[beside]] = max(LEAST_N, n)
     return found
+
+
+def errors(selection: Selection) -> Iterator[Row]:
+    """How far both predictions are off on the pairs that were measured."""
+    case, table = "pairs of the Philly week", selection.data / "traces" / "peer_runs" / "pair_truth.csv.gz"
+    truth = load_pairs(table)
+    by_family: dict[str, list[tuple[str, str]]] = {}
+    for pair, row in zip(truth, read_table(table), strict=True):
+        if row.whole("measured"):
+            by_family.setdefault(pair[0].partition("/")[0], []).append(pair)
+    for method, told in (
+        (OWN_MODEL, lambda: predicted_pairs(selection.data)),
+        (COLUMN, lambda: load_pairs(table, COLUMN)),
+    ):
+        if selection.wants(case, method):
+            said = told()
+            off = [np.array([abs(said[pair] - truth[pair]) for pair in some]) for some in by_family.values()]
+            value, spread = float(np.concatenate(off).mean()), spread_over(off, lambda part: float(part.mean()))
+            yield Row(case, method, "MAE of n, measured pairs", value, "1", spread)
 
 
 def _with_the_rest(measured: Jobs, data: Path) -> Jobs:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from common import Row
-from peers_model import predicted_pairs
+from peers_model import COLUMN, OWN_MODEL, errors, predicted_pairs
 from peers_work import (
     COMPLETION,
     PROCESSOR,
@@ -46,7 +46,7 @@ FULL, HALF = 0.94, 0.5  # utilisation of heavy models and more, of light ones an
 PEERS = ("fifo", "sjf", "qssf", "tiresias", "srtf", "lucid", "threshold", "static", "first-fit", "best-fit")
 PREEMPTING_AND_SHARING = ("tiresias", "srtf", "lucid", "threshold")
 SEEDS = (1, 2, 3)
-OWN_MODEL, TOLD = "cotenant, its own model", "cotenant, told the truth"
+TOLD = "cotenant, told the truth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +186,15 @@ def simulate(selection: Selection, case: Case, method: str, seed: int = 0) -> Re
         return baseline(scenario, POLICIES[method]())
     told = TablePredictor(truth, error=0.0)
     if method != TOLD:
-        own = predicted_pairs(selection.data) if method == OWN_MODEL else load_pairs(table, "n_predicted_lof")
+        own = predicted_pairs(selection.data) if method == OWN_MODEL else load_pairs(table, COLUMN)
         told = TablePredictor(PairTable(own, utils))
     return shipped_core(scenario, settings=settings_of(method), models=only(told), sensing=Sensing(seed=seed))
 
 
 def philly(selection: Selection) -> Iterator[Row]:
-    """Every case, first ours, then the peers."""
+    """How good predictions are; then every case, first ours, then the peers."""
+    if not selection.quick:
+        yield from errors(selection)
     for case in (QUICK,) if selection.quick else CASES:
         for method in (*ours(case), *case.peers):
             if selection.wants(case.name, method):
