@@ -54,7 +54,7 @@ def test_gpus_that_were_kept_for_it_and_cannot_take_it_any_more_do_not_get_it():
 
 def test_a_host_that_has_frozen_jobs_is_not_given_back():
     driver = frozen(hosts=2)
-    assert loads_of(driver.core.state) == [Load("h1", 1, True), Load("h2", 1, False)]
+    assert loads_of(driver.core.state) == [Load("h1", 1, True, 0.0), Load("h2", 1, False, 0.0)]
 
 
 def test_what_its_processes_cannot_exceed_is_remembered():
