@@ -68,7 +68,7 @@ def test_nodes_that_are_given_back_are_idle_for_ray_and_serve_again_when_wanted(
     views = [deployment.run(SLEEP, hints=ALONE) for _ in range(2)]
     placed = [deployment.reach(view, "RUNNING", 60.0) for view in views]
     assert len({view.shares[0].host_id for view in placed}) == 2
-    assert worker not in idle_nodes()
+    wait_until(lambda: worker not in idle_nodes(), 30, "Ray knows that the node is busy")
 
 
 def test_a_cluster_without_any_gpu_yet_keeps_jobs_until_there_are_some(scaled):
