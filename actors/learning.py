@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from cotenant.actors.messages import WindowBatch
 from cotenant.actors.models import ModelShelf
@@ -26,6 +26,7 @@ from cotenant.forecasting.datasets.registry import Kind, ModelFileError
 from cotenant.forecasting.interference.evidence import KEPT_SETS, EvidenceBook
 from cotenant.forecasting.interference.observations import Observation, Program, SetKey
 from cotenant.forecasting.pairing import PairTracker
+from cotenant.forecasting.profiles import trim
 from cotenant.forecasting.types import DemandProfile, Signature
 from cotenant.scheduler.core.events import EvidenceGathered
 
@@ -107,7 +108,7 @@ class Evidence:
         self._unsaved.append(program)
         self._unheard[program] = replace(program)
         for kept in (self._phased, self._unheard):
-            _trim(kept, MOST_PROGRAMS)
+            trim(kept, MOST_PROGRAMS)
         return True
 
     def forget(self, job_id: str) -> list[Observation]:
@@ -190,11 +191,6 @@ class Evidence:
             fresh.replace(self.path)
         except OSError as error:
             self._tell(f"{self.path} cannot be shortened ({error})")
-
-
-def _trim(kept: dict[Program, Any], most: int) -> None:
-    while len(kept) > most:
-        del kept[next(iter(kept))]
 
 
 class Training:

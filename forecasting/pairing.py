@@ -13,7 +13,7 @@ from typing import Any
 
 from cotenant.forecasting.clock import WindowClock
 from cotenant.forecasting.interference.observations import MOST_THROUGHPUT, Observation
-from cotenant.forecasting.profiles import CLEAN_THROTTLE, WARM_UP_WINDOWS
+from cotenant.forecasting.profiles import CLEAN_THROTTLE, WARM_UP_WINDOWS, trim
 from cotenant.forecasting.rates import Blocks, Rate, rate_of, student_t
 from cotenant.forecasting.types import DemandProfile, Signature
 from cotenant.forecasting.windows import finite, usable_rate
@@ -216,7 +216,7 @@ class PairTracker:
                     crowd.profiles.update((each, profiles[each]) for each in crowd.members if each in profiles)
             self._measure(at, gpus, crowds, found)
         for kept in (self._jobs, self._gpus, self._solo):
-            _trim(kept, self.most)
+            trim(kept, self.most)
         return found
 
     def discard(self, job_id: str) -> None:
@@ -432,8 +432,3 @@ def _window(signature: Signature) -> _Window | None:
 def _slowest(windows: Sequence[_Window]) -> _Window:
     """Return the window of the GPU on which a job was slowest; its report is one for all of them."""
     return min(windows, key=_order)
-
-
-def _trim(kept: dict[str, Any], most: int) -> None:
-    while len(kept) > most:
-        del kept[next(iter(kept))]

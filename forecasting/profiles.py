@@ -167,8 +167,8 @@ class ProfileBook:
         warm = _advance(job, rate)
         for record in (job.record, common):
             _learn(record, signature, util, memory, rate, warm=warm)
-        _trim(self._jobs, self.max_jobs)
-        _trim(self._classes, self.max_fingerprints)
+        trim(self._jobs, self.max_jobs)
+        trim(self._classes, self.max_fingerprints)
 
     def profile(self, job_id: str | None, fingerprint: str) -> DemandProfile:
         """Return what the job would do alone: its own measurements, else its fingerprint's, else unknown.
@@ -317,9 +317,10 @@ def _own_is_better(own: _Record | None, common: _Record | None) -> bool:
     return own.usages[mine].seconds >= min(TRUSTED_S, common.usages[theirs].seconds)
 
 
-def _trim(records: dict[str, Any], limit: int) -> None:
-    while len(records) > limit:
-        del records[next(iter(records))]
+def trim(kept: dict[Any, Any], most: int) -> None:
+    """Drop what was put in first until no more than so many are left."""
+    while len(kept) > most:
+        del kept[next(iter(kept))]
 
 
 def _dump(record: _Record) -> dict[str, Any]:
