@@ -23,7 +23,7 @@ from cotenant.scheduler.core.freezable import places_of, reach
 from cotenant.scheduler.core.interruptions import tell
 from cotenant.scheduler.core.model import Ending, Interruption, Job, JobState
 from cotenant.scheduler.core.priority import held_value
-from cotenant.scheduler.core.quotas import Quotas, limits_of
+from cotenant.scheduler.core.quotas import Quotas, is_limited
 from cotenant.scheduler.core.requests import leaves_within_s
 from cotenant.scheduler.core.turn import Turn
 
@@ -212,7 +212,7 @@ class Board:
 
     def _quotas_without(self, job: Job) -> Quotas | None:
         """Return what tenants and queues will hold, the job aside; None when no limit applies to it."""
-        limited = any(True for _ in limits_of(self.state.settings.scheduling, job.spec.hints))
+        limited = is_limited(self.state.settings.scheduling, job.spec.hints)
         return self._quotas(job.spec.job_id) if limited else None
 
     def _quotas(self, aside: str = "") -> Quotas:

@@ -29,6 +29,11 @@ def limits_of(settings: SchedulingSettings, hints: Hints) -> Iterator[tuple[Kind
             yield kind, name, terms
 
 
+def is_limited(settings: SchedulingSettings, hints: Hints) -> bool:
+    """Whether any limit on GPUs or jobs applies to such a job."""
+    return any(True for _ in limits_of(settings, hints))
+
+
 @dataclass(slots=True)
 class _Held:
     gpus: float
@@ -128,7 +133,7 @@ class Quotas:
 
     def limits(self, hints: Hints) -> bool:
         """Whether any limit on GPUs or jobs applies to such a job."""
-        return any(True for _ in self._limited(hints))
+        return is_limited(self.settings.scheduling, hints)
 
     def _limited(self, hints: Hints) -> Iterator[tuple[Kind, str, AccountSettings]]:
         return limits_of(self.settings.scheduling, hints)

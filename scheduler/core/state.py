@@ -34,7 +34,7 @@ from cotenant.scheduler.core.model import Gpu, Hints, Host, Job, JobSpec, JobSta
 from cotenant.scheduler.core.models import Models
 from cotenant.scheduler.core.moves import Moves
 from cotenant.scheduler.core.priority import Standing
-from cotenant.scheduler.core.quotas import limits_of
+from cotenant.scheduler.core.quotas import is_limited
 from cotenant.scheduler.core.record import SCHEMA_VERSION, Record, read, write
 from cotenant.scheduler.core.records import replace
 from cotenant.scheduler.core.requests import Expectations, Key, ask_of, keep_longest, max_slowdown, request_of
@@ -201,7 +201,7 @@ class State:
 
     def key_of(self, job: Job) -> Key:
         """Return what decides whether a waiting job finds a place."""
-        by_queue = any(True for _ in limits_of(self.settings.scheduling, job.spec.hints))
+        by_queue = is_limited(self.settings.scheduling, job.spec.hints)
         return ask_of(job, known=job.spec.fingerprint in self.profiles, by_queue=by_queue)
 
     def waiting_gpus(self) -> int:
