@@ -47,8 +47,7 @@ class Ask:
         refusal: Why they wait, as of when all GPUs were last looked at; None = that never happened.
         settled: They are refused on every GPU that has not changed since the last cycle.
         over_quota: They are refused for their tenant's or queue's sake.
-        screened: The arrays of the screen say what it needs.
-        request: What it asks of placement; set while it is screened.
+        request: What it asks of placement, once the arrays of the screen say what it needs; None until then.
     """
 
     key: Key
@@ -57,7 +56,6 @@ class Ask:
     refusal: NoFit | None = None
     settled: bool = False
     over_quota: bool = False
-    screened: bool = False
     request: Request | None = None
 
     @property
@@ -239,7 +237,7 @@ class Line:
     def unsettle(self, asks: Iterable[Ask] | None = None) -> None:
         """Have asks looked at again in full; None = all."""
         for ask in list(self._by_key.values()) if asks is None else asks:
-            ask.settled = ask.screened = False
+            ask.settled, ask.request = False, None
             self._screen.fill(ask.number, settled=False)
 
     def forget(self) -> None:
@@ -265,7 +263,7 @@ class Line:
             alone=request.exclusive or request.profile.source == "unknown",
             cpus=thousandths(request.cpus) * (request.gpus if request.one_host else 1),
         )
-        ask.screened, ask.request = True, request
+        ask.request = request
 
     def refusals(self) -> Iterator[Ask]:
         """Yield the asks that were told why they wait."""
@@ -298,7 +296,7 @@ class Line:
 
     def undescribed(self) -> list[Ask]:
         """Return the asks that are settled without the screen knowing what they need."""
-        return [ask for ask in self._by_key.values() if ask.settled and not ask.screened]
+        return [ask for ask in self._by_key.values() if ask.settled and ask.request is None]
 
     def note_never(self, ask: Ask) -> None:
         """Note in the arrays what an ask was told."""

@@ -93,8 +93,7 @@ class _Walk:
         """Note which asks may find a place. GPUs that were kept are open by now to whoever they may take besides."""
         line, state, fleet = self._line, self._state, self._proposal.fleet
         for ask in line.undescribed():
-            job = state.jobs[next(iter(ask.jobs))]
-            line.describe(ask, state.request_of(job), self._proposal.packing.memory_margin)
+            self._describe(ask)
         self._news = np.array(sorted(map(fleet.position, state.floor.changed)), dtype=np.int64)
         self._column = {place: column for column, place in enumerate(self._news.tolist())}
         self._lets_in = self._screen(self._news)
@@ -110,6 +109,10 @@ class _Walk:
         self._in_a_row = 0  # asks that were refused
         self._held_open: Integers = np.zeros(0, dtype=np.int64)
         self._lets_in_early = self._screen(self._held_open)
+
+    def _describe(self, ask: Ask) -> None:
+        job = self._state.jobs[next(iter(ask.jobs))]
+        self._line.describe(ask, self._state.request_of(job), self._proposal.packing.memory_margin)
 
     def go(self) -> list[Ask]:
         """Walk."""
@@ -358,9 +361,8 @@ class _Walk:
             if ask is None:
                 continue
             if self._refused[number] and not ask.over_quota and not self._narrowed[number]:
-                if not ask.screened:
-                    job = state.jobs[next(iter(ask.jobs))]
-                    line.describe(ask, state.request_of(job), proposal.packing.memory_margin)
+                if ask.request is None:
+                    self._describe(ask)
                 line.settle(ask)
             else:
                 line.unsettle([ask])
